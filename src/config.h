@@ -1,0 +1,89 @@
+// What a model is (SPEC section 8's config.json) and how a preset is trained.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace prism {
+
+enum class SolverResidual { value, anchor };
+enum class SolverGain { sigmoid, gelu };
+
+// Field names are config.json's keys. Values here are those taken when a key is absent.
+struct Config {
+  int64_t vocab_size = 32000;
+  int64_t hidden_size = 2048;  // D
+  int64_t num_hidden_layers = 21;
+  int64_t num_heads = 6;          // H
+  int64_t head_dim = 256;         // K
+  double expand_v = 2;            // V / K
+  int64_t intermediate_size = 0;  // F; 0 (null in the file): 256 ceil(floor(D hidden_ratio 2/3) / 256)
+  double hidden_ratio = 4;
+  int64_t conv_size = 4;  // W
+  double norm_eps = 1e-6;
+  bool tie_word_embeddings = false;
+  double initializer_range = 0.02;
+  int64_t bos_token_id = 1;
+  int64_t eos_token_id = 2;
+  std::vector<std::string> mixers = {"gdn"};  // one name for all layers, or one a layer
+  int64_t rank = 1;                           // L
+  int64_t solver_dim = 64;                    // R
+  SolverResidual solver_residual = SolverResidual::value;
+  SolverGain solver_gain = SolverGain::sigmoid;
+  bool solver_key_norm = true;
+  double solver_gate_init = -2;
+  std::vector<std::string> ablations;
+  std::string extra = "{}";  // unknown keys of config.json, kept and written back: a JSON object
+
+  int64_t value_dim() const {
+    return static_cast<int64_t>(static_cast<double>(head_dim) * expand_v + 0.5);
+  }                              // V
+  int64_t feed_forward() const;  // F
+  const std::string& mixer(int64_t layer) const {
+    return mixers.size() == 1 ? mixers[0] : mixers.at(static_cast<size_t>(layer));
+  }
+  bool ablated(std::string_view name) const;
+  bool operator==(const Config&) const = default;
+};
+
+// The mixers this engine has: linear, retnet, mamba2, deltanet, gdn, prism, prism-loop.
+const std::vector<std::string>& mixer_names();
+
+// Throws one line (key, expected, got) when the parts don't fit: unknown mixer or ablation, an ablation that
+// no mixer of the model has, more than one key switch, prism-loop with H V != D, sizes < 1, a mixer list of
+// another length than the layers.
+void validate(const Config& config);
+
+// `where` names the file in errors. Reading validates; flash-linear-attention's keys that would change the
+// model are errors.
+Config parse_config(const std::string& json_text, const std::string& where);
+Config read_config(const std::string& path);
+std::string to_json(const Config& config);
+
+// How a preset is trained unless the command line says otherwise. Learning rate by schedule (SPEC section 9).
+struct Recipe {
+  int64_t steps = 1000;
+  int64_t batch = 8;       // rows a micro-batch
+  int64_t seq = 256;       // T, tokens a row
+  int64_t accumulate = 1;  // micro-batches a step
+  double lr = 1e-3;
+  double min_lr = 1e-4;
+  int64_t warmup = 100;
+  std::string schedule = "cosine";  // cosine, constant, linear, wsd
+  double weight_decay = 0.1;
+  double beta1 = 0.9, beta2 = 0.95;
+  double clip = 1.0;
+};
+
+struct Preset {
+  std::string name, summary;
+  Config config;
+  Recipe recipe;
+};
+const std::vector<Preset>& presets();
+// Throws, naming the presets there are.
+const Preset& find_preset(const std::string& name);
+
+}  // namespace prism

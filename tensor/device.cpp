@@ -1,0 +1,52 @@
+// The host's side of tensor/device.h.
+#include "tensor/device.h"
+
+#include <unistd.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+
+namespace prism {
+
+namespace cpu {
+
+MemoryInfo memory_info() {
+  const size_t page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+  return {page * static_cast<size_t>(sysconf(_SC_PHYS_PAGES)),
+          page * static_cast<size_t>(sysconf(_SC_AVPHYS_PAGES))};
+}
+
+void* allocate(size_t bytes) {
+  void* memory = std::aligned_alloc(256, (bytes + 256) / 256 * 256);
+  PRISM_CHECK(memory, "memory: ", bytes, " bytes needed, ", memory_info().free, " free");
+  return memory;
+}
+
+void release(void* memory) { std::free(memory); }
+void fill_bytes(void* memory, int value, size_t bytes) { std::memset(memory, value, bytes); }
+void copy_within(void* to, const void* from, size_t bytes) { std::memmove(to, from, bytes); }
+void copy_in(void* to, const void* from, size_t bytes) { std::memcpy(to, from, bytes); }
+void copy_out(void* to, const void* from, size_t bytes) { std::memcpy(to, from, bytes); }
+void synchronize() {}
+
+std::string describe() {
+  std::ifstream info("/proc/cpuinfo");
+  for (std::string line; std::getline(info, line);)
+    if (line.starts_with("model name")) return line.substr(line.find(':') + 2);
+  return "cpu";
+}
+
+}  // namespace cpu
+
+bool cuda_usable() {
+  if constexpr (!kWithCuda) return false;
+  try {
+    describe(Device::cuda);
+    return true;
+  } catch (const Error&) {
+    return false;
+  }
+}
+
+}  // namespace prism

@@ -1,0 +1,23 @@
+// Loops over independent pieces of work. The pieces are fixed by the problem, never by the number of threads,
+// so results have the same bits for any thread count. Builds without OpenMP run the same loops in order.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+namespace prism {
+
+// Calls fn(i) for i in [0, n); the calls must not depend on each other and must not throw.
+template <class Fn>
+void parallel_for(int64_t n, const Fn& fn) {
+#pragma omp parallel for schedule(dynamic, 1) if (n > 1)
+  for (int64_t i = 0; i < n; ++i) fn(i);
+}
+
+// Calls fn(begin, end) on consecutive tiles of at most `tile` indices of [0, n).
+template <class Fn>
+void parallel_tiles(int64_t n, int64_t tile, const Fn& fn) {
+  parallel_for((n + tile - 1) / tile, [&](int64_t i) { fn(i * tile, std::min(n, (i + 1) * tile)); });
+}
+
+}  // namespace prism

@@ -1,0 +1,8 @@
+// The test runner: doctest's, ending in the one line that sums the run up.
+#define DOCTEST_CONFIG_IMPLEMENT
+#include <doctest/doctest.h>
+
+int main(int argc, char** argv) {
+  doctest::Context context(argc, argv);
+  return context.run();
+}
