@@ -2,10 +2,11 @@
 
     python tests/reference/make_fixtures.py          needs torch, numpy and safetensors; about a minute
 
-A fixture is a directory: config.json and model.safetensors (SPEC section 8, F64) and expected.safetensors: what
-`prism grad --dtype f64 [--separator ID]` writes (loss [], logits [B,T,vocab], grad.NAME of every parameter) and
-its input, tokens I32 [B T + 1], one stream: row b starts at id b T, targets are the next ids. Where there are
-documents, its metadata names the `separator`: a document begins at each position that holds that id.
+A fixture of a model is a directory: config.json and model.safetensors (SPEC section 8, F64), and what
+`prism grad --dtype f64 [--separator ID]` writes for it, expected.safetensors: loss [], logits [B,T,vocab] and
+grad.NAME of every parameter, beside the input, tokens I32 [B T + 1], one stream: row b starts at id b T, targets
+are the next ids. Where there are documents, its metadata names the `separator`: a document begins at each
+position that holds that id.
 
 Before a fixture is written, its gradient is checked by central differences along a random direction, and its
 documents by running each alone. Seeds are fixed: the same PyTorch writes the same files.
@@ -142,7 +143,43 @@ def make(name: str, seed: int) -> None:
     print(f"{name:32} loss {loss.item():.12f}  no gradient: {' '.join(zero) or '-'}", flush=True)
 
 
+def make_adamw(steps: int = 10, clip: float = 1.0) -> None:
+    """Ten steps of clipping and AdamW (SPEC section 9) on a matrix, which decays, and a bias, which does not.
+
+    Per step s, [10,...]: grad.NAME before clipping, norm (of both together), clipped.NAME, lr, and NAME after it.
+    """
+    generator = torch.Generator().manual_seed(100)
+    parameters = {name: torch.nn.Parameter(torch.randn(shape, generator=generator, dtype=torch.float64))
+                  for name, shape in (("matrix", (5, 3)), ("bias", (7,)))}
+    optimizer = torch.optim.AdamW([dict(params=[parameters["matrix"]], weight_decay=0.1),
+                                   dict(params=[parameters["bias"]], weight_decay=0.0)],
+                                  betas=(0.9, 0.95), eps=1e-8)
+    out: dict[str, list[Tensor]] = {}
+
+    def record(prefix: str, tensors: dict[str, Tensor]) -> None:
+        for name, tensor in tensors.items():
+            out.setdefault(prefix + name, []).append(tensor.detach().clone())
+
+    record("initial.", parameters)
+    for step in range(steps):
+        lr = 1e-2 * min(1, (step + 1) / 3) * (1 - 0.08 * step)  # rises, then falls
+        scale = (0.05, 0.5, 3.0)[step % 3]  # norms on both sides of the clip
+        for group in optimizer.param_groups:
+            group["lr"] = lr
+        for p in parameters.values():
+            p.grad = scale * torch.randn(p.shape, generator=generator, dtype=p.dtype)
+        record("grad.", {name: p.grad for name, p in parameters.items()})
+        norm = torch.nn.utils.clip_grad_norm_(parameters.values(), clip)
+        record("clipped.", {name: p.grad for name, p in parameters.items()})
+        optimizer.step()
+        record("", parameters | dict(norm=norm, lr=torch.tensor(lr, dtype=torch.float64)))
+    stacked = {name: torch.stack(v).squeeze(0) for name, v in out.items()}
+    save_file(stacked, OUT / "adamw.safetensors")
+    print("adamw: norms " + " ".join(f"{n:.3f}" for n in stacked["norm"].tolist()))
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
     for seed, case in enumerate(CASES):
         make(case, seed)
+    make_adamw()
