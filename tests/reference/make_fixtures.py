@@ -2,11 +2,11 @@
 
     python tests/reference/make_fixtures.py          needs torch, numpy and safetensors; about a minute
 
-A fixture of a model is a directory: config.json and model.safetensors (SPEC section 8, F64), and what
-`prism grad --dtype f64 [--separator ID]` writes for it, expected.safetensors: loss [], logits [B,T,vocab] and
-grad.NAME of every parameter, beside the input, tokens I32 [B T + 1], one stream: row b starts at id b T, targets
-are the next ids. Where there are documents, its metadata names the `separator`: a document begins at each
-position that holds that id.
+A fixture of a model is a directory: config.json and model.safetensors (SPEC section 8, F64), and what `prism
+grad --dtype f64 [--separator ID]` writes for it, expected.safetensors: loss [], logits [B,T,vocab] and
+grad.NAME of every parameter, beside the input, tokens I32 [B T + 1], one stream: row b starts at id b T,
+targets are the next ids. Where there are documents, its metadata names the `separator`: a document begins at
+each position that holds that id.
 
 Before a fixture is written, its gradient is checked by central differences along a random direction, and its
 documents by running each alone. Seeds are fixed: the same PyTorch writes the same files.
@@ -144,7 +144,7 @@ def make(name: str, seed: int) -> None:
 
 
 def make_adamw(steps: int = 10, clip: float = 1.0) -> None:
-    """Ten steps of clipping and AdamW (SPEC section 9) on a matrix, which decays, and a bias, which does not.
+    """Ten steps of clipping and AdamW (SPEC section 9): a matrix, which decays, a bias, which does not.
 
     Per step s, [10,...]: grad.NAME before clipping, norm (of both together), clipped.NAME, lr, and NAME after it.
     """

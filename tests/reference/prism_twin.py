@@ -1,9 +1,9 @@
 """PRISM in plain PyTorch: the second statement of the mathematics (SPEC sections 1, 3, 4 and 5).
 
-Written to be read beside SPEC.md: the scan is the token recurrence of section 1, the other lines are the formulas
-they quote, gradients come from autograd. `prism grad --dtype f64` agrees with this file; tests/fixtures/ has the
-numbers. It needs torch and safetensors and shares nothing with the engine but the checkpoint directory
-(section 8): parameters have the names on disk.
+Written to be read beside SPEC.md: the scan is the token recurrence of section 1, the other lines are the
+formulas they quote, gradients come from autograd. `prism grad --dtype f64` agrees with this file;
+tests/fixtures/ has the numbers. It needs torch and safetensors and shares nothing with the engine but the
+checkpoint directory (section 8): parameters have the names on disk.
 
     model = Prism.from_checkpoint("runs/quickstart").double()
     loss, logits = model(tokens, targets)                     # int64 [B,T]; a target of -1 is not scored
