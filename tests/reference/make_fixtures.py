@@ -146,7 +146,7 @@ def make(name: str, seed: int) -> None:
 def make_adamw(steps: int = 10, clip: float = 1.0) -> None:
     """Ten steps of clipping and AdamW (SPEC section 9): a matrix, which decays, a bias, which does not.
 
-    """Ten steps of clipping and AdamW (SPEC section 9): a matrix, which decays, and a bias, which does not.
+    Per step s, [10,...]: grad.NAME before clipping, norm of both, clipped.NAME, lr, and NAME after the step.
     """
     generator = torch.Generator().manual_seed(100)
     parameters = {name: torch.nn.Parameter(torch.randn(shape, generator=generator, dtype=torch.float64))

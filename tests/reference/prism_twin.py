@@ -279,7 +279,7 @@ class PrismLoop(Mixer):
         c, solver, off = self.c, self.solver, self.c.ablations
         u = F.silu(xn if "no_anchor" in off else causal_conv(xn, solver.conv.weight, document))
         q = l2norm(self.heads(self.q_proj(u))) * self.K**-0.5
-        kappa = l2norm(self.heads(torch.einsum("btd,lod->btlo", u, solver.key.weight)))
+        kappa = l2norm(self.heads(torch.einsum("btd,lod->btlo", u, solver.key.weight))).unbind(2)
         p = self.heads(torch.einsum("btd,lod->btlo", u, solver.gain.weight))
         beta = solver.gate(u).sigmoid().unflatten(-1, (c.rank, self.H))
         if "no_gain" in off:
@@ -288,8 +288,8 @@ class PrismLoop(Mixer):
         for step in range(c.rank):
             delta = p[:, :, step] * r if "no_gelu" in off else F.gelu(p[:, :, step] * r)
             r = r - delta
-            writes.append((beta[:, :, step, :, None] * delta, kappa[:, :, step]))
-        o, _ = self.scan(q, kappa[:, :, 0], beta[:, :, 0], self.decay(u), writes, document)
+            writes.append((beta[:, :, step, :, None] * delta, kappa[step]))
+        o, _ = self.scan(q, kappa[0], beta[:, :, 0], self.decay(u), writes, document)
         return self.output(o, u)
 
 
