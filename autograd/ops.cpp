@@ -1,5 +1,6 @@
 #include "autograd/ops.h"
 
+#include "autograd/op_helpers.h"
 #include "kernels/conv.h"
 #include "kernels/elementwise.h"
 #include "kernels/embedding.h"
@@ -8,46 +9,6 @@
 #include "kernels/norm.h"
 
 namespace prism {
-
-namespace {
-
-template <class T>
-T* ptr(Var x) {
-  return x ? x->value.ptr<T>() : nullptr;
-}
-
-// A tensor as rows of its innermost extent, all columns or some.
-template <class T>
-Rows<T> rows(Tensor x) {
-  return {x.ptr<T>(), x.shape[-1]};
-}
-template <class T>
-Rows<T> rows(Tensor x, const Columns& c) {
-  if (!x) return {};
-  const bool own = x.shape[-1] == c.width;  // scratch of the width of the columns alone
-  return {x.ptr<T>() + (own ? 0 : c.begin), x.shape[-1]};
-}
-template <class T>
-Rows<const T> values(const Columns& c) {
-  if (!c) return {};
-  return rows<T>(c.of->value, c);
-}
-
-// Notes that an op with a gradient reads these columns.
-void take(const Columns& c) {
-  if (!c) return;
-  PRISM_CHECK(c.begin >= 0 && c.begin + c.width <= c.of->value.shape[-1], "columns: [", c.begin, ", ",
-              c.begin + c.width, ") of ", c.of->value.shape);
-  if (!c.whole()) c.of->columns_used += c.width;
-}
-
-int64_t n_of(const Columns& c) { return c.of->value.rows(); }
-
-void check_shape(const char* what, Var x, const Shape& expected) {
-  PRISM_CHECK(x->value.shape == expected, what, ": expected ", expected, ", got ", x->value.shape);
-}
-
-}  // namespace
 
 Var embedding(Tape& tape, Var table, Tensor tokens, Tensor order) {
   const int64_t n = tokens.numel(), D = table->value.shape[-1];
@@ -101,7 +62,8 @@ Normed add_norm(Tape& tape, Var x, Var y, Var weight, double eps) {
       g.n = n, g.D = D;
       add_norm_backward<T>(tape.device(), g);
     });
-    // d(x + y) is the gradient of both. They share its memory: y's producers read it before the next norm down adds to it.
+    // d(x + y) is the gradient of both. They share its memory: y's producers read it before the next norm
+    // down adds to it.
     x->grad = dsum;
     if (y) y->grad = dsum;
   });
@@ -115,7 +77,12 @@ Var linear(Tape& tape, Var x, Var weight, Tensor into) {
   y->constant = x->constant && weight->constant;
   tape.run([&]<class T>(Tag<T>) {
     matmul<T>(tape.device(), rows<T>(y->value),
-              {.a = rows<T>(x->value), .b = rows<T>(weight->value), .m = n, .n = out, .k = in, .b_transposed = true});
+              {.a = rows<T>(x->value),
+               .b = rows<T>(weight->value),
+               .m = n,
+               .n = out,
+               .k = in,
+               .b_transposed = true});
   });
   tape.on_reverse([=, &tape] {
     if (y->constant) return;
@@ -126,26 +93,42 @@ Var linear(Tape& tape, Var x, Var weight, Tensor into) {
     tape.run([&]<class T>(Tag<T>) {
       if (!weight->constant)
         matmul_acc<T>(tape.device(), rows<acc_t<T>>(weight->grad),
-                      {.a = rows<T>(dy), .b = rows<T>(x_value), .m = out, .n = in, .k = n, .a_transposed = true,
+                      {.a = rows<T>(dy),
+                       .b = rows<T>(x_value),
+                       .m = out,
+                       .n = in,
+                       .k = n,
+                       .a_transposed = true,
                        .accumulate = true});
       if (dx)
         matmul<T>(tape.device(), rows<T>(dx),
-                  {.a = rows<T>(dy), .b = rows<T>(weight->value), .m = n, .n = in, .k = out, .accumulate = accumulate});
+                  {.a = rows<T>(dy),
+                   .b = rows<T>(weight->value),
+                   .m = n,
+                   .n = in,
+                   .k = out,
+                   .accumulate = accumulate});
     });
   });
   return y;
 }
 
 Var low_rank_up(Tape& tape, Columns z, Var weight) {
-  const int64_t n = n_of(z), steps = weight->value.shape[0], out = weight->value.shape[1], R = weight->value.shape[2];
+  const int64_t n = n_of(z), R = weight->value.shape[-1];
+  const int64_t steps = weight->value.shape.rank() == 3 ? weight->value.shape[0] : 1,
+                out = weight->value.rows() / steps;
   PRISM_CHECK(z.width == steps * R, "low_rank_up: expected ", steps * R, " columns, got ", z.width);
   take(z);
   const Var y = tape.temporary({n, steps * out}, [=, &tape](Tensor to) {
     tape.run([&]<class T>(Tag<T>) {
       for (int64_t l = 0; l < steps; ++l)
         matmul<T>(tape.device(), {to.ptr<T>() + l * out, steps * out},
-                  {.a = {values<T>(z)[0] + l * R, values<T>(z).stride}, .b = {ptr<T>(weight) + l * out * R, R},
-                   .m = n, .n = out, .k = R, .b_transposed = true});
+                  {.a = {values<T>(z)[0] + l * R, values<T>(z).stride},
+                   .b = {ptr<T>(weight) + l * out * R, R},
+                   .m = n,
+                   .n = out,
+                   .k = R,
+                   .b_transposed = true});
     });
   });
   tape.on_reverse([=, &tape] {
@@ -155,8 +138,13 @@ Var low_rank_up(Tape& tape, Columns z, Var weight) {
         const Rows<const T> dy_l{dy.ptr<T>() + l * out, steps * out};
         if (!weight->constant)
           matmul_acc<T>(tape.device(), {weight->grad.ptr<acc_t<T>>() + l * out * R, R},
-                        {.a = dy_l, .b = {values<T>(z)[0] + l * R, values<T>(z).stride}, .m = out, .n = R, .k = n,
-                         .a_transposed = true, .accumulate = true});
+                        {.a = dy_l,
+                         .b = {values<T>(z)[0] + l * R, values<T>(z).stride},
+                         .m = out,
+                         .n = R,
+                         .k = n,
+                         .a_transposed = true,
+                         .accumulate = true});
         if (dz)
           matmul<T>(tape.device(), {rows<T>(dz, z)[0] + l * R, rows<T>(dz, z).stride},
                     {.a = dy_l, .b = {ptr<T>(weight) + l * out * R, R}, .m = n, .n = R, .k = out});
@@ -167,7 +155,8 @@ Var low_rank_up(Tape& tape, Columns z, Var weight) {
   return y;
 }
 
-Var short_conv(Tape& tape, Columns x, Var weight, const Sequences& seq, int64_t head, double scale, Cache cache) {
+Var short_conv(Tape& tape, Columns x, Var weight, const Sequences& seq, int64_t head, double scale,
+               Cache cache) {
   const int64_t W = weight ? weight->value.shape[-1] : 1;
   PRISM_CHECK(n_of(x) == seq.n(), "short_conv: expected ", seq.n(), " rows, got ", n_of(x));
   if (weight) check_shape("short_conv: weight", weight, {x.width, W});
@@ -175,8 +164,10 @@ Var short_conv(Tape& tape, Columns x, Var weight, const Sequences& seq, int64_t 
   const Var y = tape.make({seq.n(), x.width});
   const auto args = [=]<class T>(Tag<T>) {
     ConvArgs<T> a;
-    a.x = values<T>(x), a.weight = ptr<acc_t<T>>(weight), a.cache_in = cache.in.ptr<T>(), a.start = seq.start.ptr<int32_t>();
-    a.B = seq.B, a.T_len = seq.T, a.channels = x.width, a.W = W, a.head = head, a.scale = static_cast<acc_t<T>>(scale);
+    a.x = values<T>(x), a.weight = ptr<acc_t<T>>(weight), a.cache_in = cache.in.ptr<T>(),
+    a.start = seq.start.ptr<int32_t>();
+    a.B = seq.B, a.T_len = seq.T, a.channels = x.width, a.W = W, a.head = head,
+    a.scale = static_cast<acc_t<T>>(scale);
     return a;
   };
   tape.run([&]<class T>(Tag<T> tag) {
@@ -272,7 +263,9 @@ Var swiglu(Tape& tape, Var x) {
   });
   tape.on_reverse([=, &tape] {
     const Tensor dy = tape.grad(y), dx = tape.grad_target(x);
-    tape.run([&]<class T>(Tag<T>) { swiglu_backward<T>(tape.device(), dx.ptr<T>(), dy.ptr<T>(), ptr<T>(x), n, F); });
+    tape.run([&]<class T>(Tag<T>) {
+      swiglu_backward<T>(tape.device(), dx.ptr<T>(), dy.ptr<T>(), ptr<T>(x), n, F);
+    });
     tape.settle(x, dx);
   });
   return y;

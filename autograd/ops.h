@@ -28,8 +28,8 @@ Normed add_norm(Tape& tape, Var x, Var y, Var weight, double eps);
 // x [n,in], weight [out,in] -> x weight^T [n,out], in the memory `into` when that is given.
 Var linear(Tape& tape, Var x, Var weight, Tensor into = {});
 
-// The up half of low-rank maps: columns z [n, steps R], weight [steps, out, R] -> temporary [n, steps out],
-// step l from its R columns.
+// The up half of low-rank maps: columns z [n, steps R], weight [steps, out, R] or [out, R] -> temporary [n,
+// steps out], step l from its R columns.
 Var low_rank_up(Tape& tape, Columns z, Var weight);
 
 // SiLU of the causal depthwise convolution of x with weight [channels,W] (absent: SiLU(x)) -> [n,channels].
@@ -62,10 +62,10 @@ struct SolverInputs {
 };
 Var solver(Tape& tape, const SolverInputs& in);
 
-// x [n, heads width] -> each head's columns by their l2 norm, [n, heads width], a temporary.
-Var l2norm(Tape& tape, Columns x, int64_t width);
-// `count` copies of x side by side: [n, width] -> [n, count width], a temporary.
-Var repeat(Tape& tape, Columns x, int64_t count);
+// x [n, heads width] -> each head's columns times scale over their l2 norm, [n, heads width], a temporary.
+Var l2norm(Tape& tape, Columns x, int64_t width, double scale = 1);
+// The parts side by side: [n, sum of widths], a temporary. A part may be named more than once if it is whole.
+Var concatenate(Tape& tape, const std::vector<Columns>& parts);
 
 // kernels/scan.h. q, k [n, H K]; kappa [n, (L-1) H K] or absent; w [n, L H V]; beta, g [n,H] or absent -> o
 // [n, H V].

@@ -26,8 +26,8 @@ struct Node {
 };
 using Var = Node*;  // null: absent
 
-// Columns [begin, begin + width) of a matrix [n, P]: all of them, or a part that no other op takes. The gradient
-// of columns that no op took is 0.
+// Columns [begin, begin + width) of a matrix [n, P]: all of them, or a part that no other op takes. The
+// gradient of columns that no op took is 0.
 struct Columns {
   Var of = nullptr;
   int64_t begin = 0, width = 0;

@@ -27,15 +27,15 @@ void cross_entropy(T* logits, acc_t<T>* row_loss, const int32_t* targets, const 
 }
 
 template <class T>
-void sum_into(T* total, const T* x, int64_t n) {
+void sum_into(T* total, const T* x, const T* scale, int64_t n) {
   T sum = 0;
   for (int64_t i = 0; i < n; ++i) sum += x[i];
-  *total += sum;
+  *total += scale ? *scale * sum : sum;
 }
 
 template void cross_entropy(float*, float*, const int32_t*, const float*, int64_t, int64_t);
 template void cross_entropy(double*, double*, const int32_t*, const double*, int64_t, int64_t);
-template void sum_into(float*, const float*, int64_t);
-template void sum_into(double*, const double*, int64_t);
+template void sum_into(float*, const float*, const float*, int64_t);
+template void sum_into(double*, const double*, const double*, int64_t);
 
 }  // namespace prism::cpu

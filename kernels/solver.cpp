@@ -178,24 +178,25 @@ void solver_backward(const SolverArgs<T>& x, const SolverGrads<T>& g) {
 }
 
 template <class T>
-void l2norm_forward(Rows<T> y, Rows<const T> x, int64_t n, int64_t heads, int64_t width) {
+void l2norm_forward(Rows<T> y, Rows<const T> x, acc_t<T> scale, int64_t n, int64_t heads, int64_t width) {
   parallel_tiles(n, 64, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i)
       for (int64_t at = 0; at < heads * width; at += width) {
         const auto head = array(x[i] + at, width);
-        array(y[i] + at, width) = head / std::sqrt(head.square().sum() + T(kL2NormEps));
+        array(y[i] + at, width) = head * (scale / std::sqrt(head.square().sum() + T(kL2NormEps)));
       }
   });
 }
 
 template <class T>
-void l2norm_backward(Rows<T> dx, Rows<const T> dy, Rows<const T> x, int64_t n, int64_t heads, int64_t width) {
+void l2norm_backward(Rows<T> dx, Rows<const T> dy, Rows<const T> x, acc_t<T> scale, int64_t n, int64_t heads,
+                     int64_t width) {
   parallel_tiles(n, 64, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i)
       for (int64_t at = 0; at < heads * width; at += width) {
         const auto head = array(x[i] + at, width), d = array(dy[i] + at, width);
         const T inverse = T(1) / std::sqrt(head.square().sum() + T(kL2NormEps));
-        array(dx[i] + at, width) = inverse * (d - head * ((head * d).sum() * inverse * inverse));
+        array(dx[i] + at, width) = scale * inverse * (d - head * ((head * d).sum() * inverse * inverse));
       }
   });
 }
@@ -204,10 +205,11 @@ template void solver_forward(const SolverArgs<float>&);
 template void solver_forward(const SolverArgs<double>&);
 template void solver_backward(const SolverArgs<float>&, const SolverGrads<float>&);
 template void solver_backward(const SolverArgs<double>&, const SolverGrads<double>&);
-template void l2norm_forward(Rows<float>, Rows<const float>, int64_t, int64_t, int64_t);
-template void l2norm_forward(Rows<double>, Rows<const double>, int64_t, int64_t, int64_t);
-template void l2norm_backward(Rows<float>, Rows<const float>, Rows<const float>, int64_t, int64_t, int64_t);
-template void l2norm_backward(Rows<double>, Rows<const double>, Rows<const double>, int64_t, int64_t,
+template void l2norm_forward(Rows<float>, Rows<const float>, float, int64_t, int64_t, int64_t);
+template void l2norm_forward(Rows<double>, Rows<const double>, double, int64_t, int64_t, int64_t);
+template void l2norm_backward(Rows<float>, Rows<const float>, Rows<const float>, float, int64_t, int64_t,
+                              int64_t);
+template void l2norm_backward(Rows<double>, Rows<const double>, Rows<const double>, double, int64_t, int64_t,
                               int64_t);
 
 }  // namespace prism::cpu

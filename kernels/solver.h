@@ -63,12 +63,14 @@ struct SolverGrads {
 PRISM_KERNEL(solver_forward, (const SolverArgs<T>& args), (args))
 PRISM_KERNEL(solver_backward, (const SolverArgs<T>& args, const SolverGrads<T>& grads), (args, grads))
 
-// y_i = x_i / sqrt(sum x_i^2 + 1e-6) over each of the `heads` pieces of `width` numbers of a row, and its
-// reverse.
-PRISM_KERNEL(l2norm_forward, (Rows<T> y, Rows<const T> x, int64_t n, int64_t heads, int64_t width),
-             (y, x, n, heads, width))
+// y_i = scale x_i / sqrt(sum x_i^2 + 1e-6) over each of the `heads` pieces of `width` numbers of a row, and
+// the reverse.
+PRISM_KERNEL(l2norm_forward,
+             (Rows<T> y, Rows<const T> x, acc_t<T> scale, int64_t n, int64_t heads, int64_t width),
+             (y, x, scale, n, heads, width))
 PRISM_KERNEL(l2norm_backward,
-             (Rows<T> dx, Rows<const T> dy, Rows<const T> x, int64_t n, int64_t heads, int64_t width),
-             (dx, dy, x, n, heads, width))
+             (Rows<T> dx, Rows<const T> dy, Rows<const T> x, acc_t<T> scale, int64_t n, int64_t heads,
+              int64_t width),
+             (dx, dy, x, scale, n, heads, width))
 
 }  // namespace prism
