@@ -91,20 +91,16 @@ struct Chunk {
   // Gamma, a and b, from each token downwards: products of alphas, never differences of sums. What falls
   // under `least` counts as 0, for products with subnormal numbers take a hundred times as long.
   void decay() {
-    const T least = std::numeric_limits<T>::min() / std::numeric_limits<T>::epsilon();
-    const auto kept = [&](auto x) { return (x >= least).select(x, T(0)); };
+    constexpr T least = std::numeric_limits<T>::min() / std::numeric_limits<T>::epsilon();
     const int32_t* start = in.start ? in.start + b * in.T_len + c0 : nullptr;
     T from_before = 1;
     for (Index i = 0; i < n; ++i) {
       const T alpha = in.g ? std::exp(in.g[(b * in.T_len + c0 + i) * in.H + h]) : T(1);
       const Index first = start ? std::max<Index>(0, start[i] - c0) : 0;
-      const bool reached = !start || start[i] < std::max<Index>(c0, 1);
-      from_before = reached && alpha * from_before >= least ? alpha * from_before : T(0);
-      a(i) = from_before;
-      Gamma.row(i).head(first).setZero();
-      if (i > first)
-        Gamma.row(i).segment(first, i - first) =
-            kept(alpha * Gamma.row(i - 1).segment(first, i - first).array());
+      const auto decayed = [&](T x) { return alpha * x >= least ? alpha * x : T(0); };
+      a(i) = from_before = start && start[i] >= std::max<Index>(c0, 1) ? T(0) : decayed(from_before);
+      for (Index j = 0; j < first; ++j) Gamma(i, j) = 0;
+      for (Index j = first; j < i; ++j) Gamma(i, j) = decayed(Gamma(i - 1, j));
       Gamma(i, i) = 1;
     }
     b_end.head(n) = Gamma.row(n - 1).head(n).transpose().array();
@@ -129,7 +125,10 @@ struct Chunk {
   void read(const State<T>& S, Matrix<T>& results, Index first) {
     const Index from = first * n, count = (r - first) * n;
     auto result = results.middleRows(from, count);
-    result.noalias() = carried_reads.middleRows(from, count) * S.transpose();
+    if (n > 1)
+      result.noalias() = carried_reads.middleRows(from, count) * S.transpose();
+    else  // a decoding step: matrix times vector, for packing S would take longer than using it
+      for (Index i = from; i < r; ++i) results.row(i).noalias() = carried_reads.row(i) * S.transpose();
     const Index known = in.beta ? 1 : 0;  // key blocks from here on have their values already
     if (m > known)
       result.noalias() +=
@@ -157,7 +156,10 @@ struct Chunk {
   // next = a_n S + sum_j b_j U_j key_j^T; next may be S
   void write(const State<T>& S, State<T> next) {
     next = a(n - 1) * S;
-    next.noalias() += U.topRows(m * n).transpose() * carried_keys.topRows(m * n);
+    if (n > 1)
+      next.noalias() += U.topRows(m * n).transpose() * carried_keys.topRows(m * n);
+    else
+      for (Index i = 0; i < m; ++i) next.noalias() += U.row(i).transpose() * carried_keys.row(i);
   }
 };
 
@@ -167,10 +169,10 @@ State<T> state_of(Index head, const ScanArgs<T>& args, T* memory, const T* from,
   const Index size = args.V * args.K;
   if (!memory) own.resize(args.V, args.K);
   State<T> S(memory ? memory + head * size : own.data(), args.V, args.K);
-  if (from)
-    S = Eigen::Map<const Matrix<T>>(from + head * size, args.V, args.K);
-  else
+  if (!from)
     S.setZero();
+  else if (from != memory)
+    S = Eigen::Map<const Matrix<T>>(from + head * size, args.V, args.K);
   return S;
 }
 
