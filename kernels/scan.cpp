@@ -20,6 +20,8 @@ using Vector = Eigen::Array<T, Eigen::Dynamic, 1>;
 template <class T>
 using Strided = Eigen::Map<Matrix<T>, 0, Eigen::OuterStride<>>;
 template <class T>
+using State = Eigen::Map<Matrix<T>>;  // [V, K]
+template <class T>
 using ConstStrided = Eigen::Map<const Matrix<T>, 0, Eigen::OuterStride<>>;
 
 constexpr Index kTile = 8;  // rows a triangular solve takes by substitution between its matrix products
@@ -89,20 +91,16 @@ struct Chunk {
   // Gamma, a and b, from each token downwards: products of alphas, never differences of sums. What falls
   // under `least` counts as 0, for products with subnormal numbers take a hundred times as long.
   void decay() {
-    const T least = std::numeric_limits<T>::min() / std::numeric_limits<T>::epsilon();
-    const auto kept = [&](auto x) { return (x >= least).select(x, T(0)); };
+    constexpr T least = std::numeric_limits<T>::min() / std::numeric_limits<T>::epsilon();
     const int32_t* start = in.start ? in.start + b * in.T_len + c0 : nullptr;
     T from_before = 1;
     for (Index i = 0; i < n; ++i) {
       const T alpha = in.g ? std::exp(in.g[(b * in.T_len + c0 + i) * in.H + h]) : T(1);
       const Index first = start ? std::max<Index>(0, start[i] - c0) : 0;
-      const bool reached = !start || start[i] < std::max<Index>(c0, 1);
-      from_before = reached && alpha * from_before >= least ? alpha * from_before : T(0);
-      a(i) = from_before;
-      Gamma.row(i).head(first).setZero();
-      if (i > first)
-        Gamma.row(i).segment(first, i - first) =
-            kept(alpha * Gamma.row(i - 1).segment(first, i - first).array());
+      const auto decayed = [&](T x) { return alpha * x >= least ? alpha * x : T(0); };
+      a(i) = from_before = start && start[i] >= std::max<Index>(c0, 1) ? T(0) : decayed(from_before);
+      for (Index j = 0; j < first; ++j) Gamma(i, j) = 0;
+      for (Index j = first; j < i; ++j) Gamma(i, j) = decayed(Gamma(i - 1, j));
       Gamma(i, i) = 1;
     }
     b_end.head(n) = Gamma.row(n - 1).head(n).transpose().array();
@@ -124,10 +122,13 @@ struct Chunk {
 
   // Reads [first, r) of the chunk: `results` [r n, V], row i of q's block is o_i, of k's block E_i. Turns U_0
   // from w_1 into w_1 - beta E.
-  void read(const Matrix<T>& S, Matrix<T>& results, Index first) {
+  void read(const State<T>& S, Matrix<T>& results, Index first) {
     const Index from = first * n, count = (r - first) * n;
     auto result = results.middleRows(from, count);
-    result.noalias() = carried_reads.middleRows(from, count) * S.transpose();
+    if (n > 1)
+      result.noalias() = carried_reads.middleRows(from, count) * S.transpose();
+    else  // a decoding step: matrix times vector, for packing S would take longer than using it
+      for (Index i = from; i < r; ++i) results.row(i).noalias() = carried_reads.row(i) * S.transpose();
     const Index known = in.beta ? 1 : 0;  // key blocks from here on have their values already
     if (m > known)
       result.noalias() +=
@@ -152,12 +153,28 @@ struct Chunk {
     }
   }
 
-  // S <- a_n S + sum_j b_j U_j key_j^T
-  void write(Matrix<T>& S) {
-    S *= a(n - 1);
-    S.noalias() += U.topRows(m * n).transpose() * carried_keys.topRows(m * n);
+  // next = a_n S + sum_j b_j U_j key_j^T; next may be S
+  void write(const State<T>& S, State<T> next) {
+    next = a(n - 1) * S;
+    if (n > 1)
+      next.noalias() += U.topRows(m * n).transpose() * carried_keys.topRows(m * n);
+    else
+      for (Index i = 0; i < m; ++i) next.noalias() += U.row(i).transpose() * carried_keys.row(i);
   }
 };
+
+// One head's state in `memory` [B,H,V,K], or in `own` where that is null, with the value of `from`, or 0.
+template <class T>
+State<T> state_of(Index head, const ScanArgs<T>& args, T* memory, const T* from, Matrix<T>& own) {
+  const Index size = args.V * args.K;
+  if (!memory) own.resize(args.V, args.K);
+  State<T> S(memory ? memory + head * size : own.data(), args.V, args.K);
+  if (!from)
+    S.setZero();
+  else if (from != memory)
+    S = Eigen::Map<const Matrix<T>>(from + head * size, args.V, args.K);
+  return S;
+}
 
 // The reverse pass of one head: gradients of a chunk's parts, each named d and of its part's shape.
 template <class T>
@@ -165,21 +182,21 @@ struct Reverse : Chunk<T> {
   using Chunk<T>::in, Chunk<T>::n, Chunk<T>::m, Chunk<T>::r, Chunk<T>::U, Chunk<T>::scores, Chunk<T>::beta;
   using Chunk<T>::rows_of, Chunk<T>::block, Chunk<T>::slice, Chunk<T>::a, Chunk<T>::b_end;
   const ScanGrads<T>& grads;
-  Matrix<T> dS, dresults, dU, dscores, dreads, dkeys, flow, E;
+  Matrix<T> dS_memory;
+  State<T> dS;
+  Matrix<T> dresults, dU, dscores, dreads, dkeys, flow, E;
 
-  Reverse(const ScanArgs<T>& args, const ScanGrads<T>& g, Index head) : Chunk<T>(args, head), grads(g) {
+  Reverse(const ScanArgs<T>& args, const ScanGrads<T>& g, Index head)
+      : Chunk<T>(args, head),
+        grads(g),
+        dS(state_of(head, args, g.dinitial_state, g.dfinal_state, dS_memory)) {
     const Index C = std::min(in.C, in.T_len);
     dresults.resize(r * C, in.V), dU.resize(m * C, in.V), dscores.resize(r * C, m * C);
     dreads.resize(r * C, in.K), dkeys.resize(m * C, in.K), flow.resize(C, C);
     if (in.beta) E.resize(in.T_len, in.V);
-    const Index head_size = in.V * in.K;
-    if (grads.dfinal_state)
-      dS = Eigen::Map<const Matrix<T>>(grads.dfinal_state + head * head_size, in.V, in.K);
-    else
-      dS.setZero(in.V, in.K);
   }
 
-  void chunk(const Matrix<T>& S) {
+  void chunk(const State<T>& S) {
     this->score(0);
     if (in.beta) rows_of(U, 0).array() -= E.middleRows(this->c0, n).array().colwise() * beta.head(n);
     rows_of(dresults, 0) = slice(grads.d_o, 1, 0, in.V);
@@ -227,7 +244,7 @@ struct Reverse : Chunk<T> {
   }
 
   // Not yet times Gamma, a and b: what scores, reads and keys get from each other and from the two states.
-  void keys(const Matrix<T>& S) {
+  void keys(const State<T>& S) {
     dscores.topLeftCorner(r * n, m * n).noalias() = dresults.topRows(r * n) * U.topRows(m * n).transpose();
     dreads.topRows(r * n).noalias() = dresults.topRows(r * n) * S;
     dkeys.topRows(m * n).noalias() = U.topRows(m * n) * dS;
@@ -236,7 +253,7 @@ struct Reverse : Chunk<T> {
   // flow_ij [n, n]: the part of the loss that goes from token j's writes through the decay to token i's
   // reads, row n's also to the state after; from_before_i: from the state before. dg_m is all that crosses m:
   // the sum over i >= m and j < m. Nothing is subtracted, so a decay of 0 has a gradient of exactly 0.
-  void decays(const Matrix<T>& S) {
+  void decays(const State<T>& S) {
     auto through = flow.topLeftCorner(n, n).array();
     through.setZero();
     Vector<T> from_before = Vector<T>::Zero(n), crossing = Vector<T>::Zero(n);
@@ -275,13 +292,7 @@ struct Reverse : Chunk<T> {
 };
 
 template <class T>
-Matrix<T> state_before(const ScanArgs<T>& args, Index head) {
-  if (!args.initial_state) return Matrix<T>::Zero(args.V, args.K);
-  return Eigen::Map<const Matrix<T>>(args.initial_state + head * args.V * args.K, args.V, args.K);
-}
-
-template <class T>
-Eigen::Map<Matrix<T>> chunk_state(const ScanArgs<T>& args, Index head, Index chunk) {
+State<T> chunk_state(const ScanArgs<T>& args, Index head, Index chunk) {
   return {args.states + (head * args.chunks() + chunk) * args.V * args.K, args.V, args.K};
 }
 
@@ -291,17 +302,16 @@ template <class T>
 void scan_forward(const ScanArgs<T>& args) {
   parallel_for(args.B * args.H, [&](int64_t head) {
     Chunk<T> chunk(args, head);
-    Matrix<T> S = state_before(args, head), results(chunk.r * std::min(args.C, args.T_len), args.V);
+    Matrix<T> memory, results(chunk.r * std::min(args.C, args.T_len), args.V);
+    State<T> S = state_of(head, args, args.final_state, args.initial_state, memory);
     for (Index c = 0; c < args.chunks(); ++c) {
       if (args.states) chunk_state(args, head, c) = S;
       chunk.load(c);
       chunk.score(0);
       chunk.read(S, results, 0);
       chunk.slice(args.o, 1, 0, args.V) = chunk.rows_of(results, 0);
-      chunk.write(S);
+      chunk.write(S, S);
     }
-    if (args.final_state)
-      Eigen::Map<Matrix<T>>(args.final_state + head * args.V * args.K, args.V, args.K) = S;
   });
 }
 
@@ -310,24 +320,22 @@ void scan_backward(const ScanArgs<T>& args, const ScanGrads<T>& grads) {
   PRISM_CHECK(args.states, "scan_backward: args.states is null, expected scratch for the chunk states");
   parallel_for(args.B * args.H, [&](int64_t head) {
     Reverse<T> chunk(args, grads, head);
-    Matrix<T> S = state_before(args, head), results(chunk.r * std::min(args.C, args.T_len), args.V);
+    Matrix<T> memory, results(chunk.r * std::min(args.C, args.T_len), args.V);
+    chunk_state(args, head, 0) = state_of<T>(head, args, nullptr, args.initial_state, memory);
     for (Index c = 0; c < args.chunks(); ++c) {
-      chunk_state(args, head, c) = S;
+      const State<T> S = chunk_state(args, head, c);
       chunk.load(c);
       if (args.beta) {
         chunk.score(1);
         chunk.read(S, results, 1);
         chunk.E.middleRows(chunk.c0, chunk.n) = chunk.rows_of(results, 1);
       }
-      chunk.write(S);
+      if (c + 1 < args.chunks()) chunk.write(S, chunk_state(args, head, c + 1));
     }
     for (Index c = args.chunks() - 1; c >= 0; --c) {
-      S = chunk_state(args, head, c);
       chunk.load(c);
-      chunk.chunk(S);
+      chunk.chunk(chunk_state(args, head, c));
     }
-    if (grads.dinitial_state)
-      Eigen::Map<Matrix<T>>(grads.dinitial_state + head * args.V * args.K, args.V, args.K) = chunk.dS;
   });
 }
 
