@@ -11,7 +11,7 @@ NVCC ?= $(or $(shell command -v nvcc 2>/dev/null),$(wildcard /usr/local/cuda/bin
 QUIET := $(if $(findstring g++,$(CXX)),-Wno-maybe-uninitialized)
 FLAGS := -std=c++20 $(CXXFLAGS) $(OPENMP) -fno-math-errno -Wall -Wextra -Werror $(QUIET) -DEIGEN_DONT_PARALLELIZE \
          -I. -isystem /usr/include/eigen3 -MMD -MP
-LIBS := -lsentencepiece -lzstd
+LIBS := -lsentencepiece_train -lsentencepiece -lzstd
 
 ROOMS := tensor kernels autograd optim data src
 ENGINE := $(filter-out src/main.cpp,$(wildcard $(ROOMS:=/*.cpp)))
