@@ -1,12 +1,11 @@
-"""The same model in eager PyTorch on the CPU, float32, with the chunked scan in tensor operations: the peer of
-`prism bench` on the CPU.
+"""The model in eager PyTorch, float32 on the CPU, with the chunked scan in tensor operations.
 
     python tests/peers/eager_pytorch.py MODEL... [--batch 8] [--seq 512] [--threads 2] [--steps 10]
-    python tests/peers/eager_pytorch.py --check            the chunked scan against the twin's numbers (float64)
+    python tests/peers/eager_pytorch.py --check        the chunked scan against the fixtures (float64)
 
-MODEL is a checkpoint directory (`prism init --preset tiny --seed 0 --out DIR`) or a config.json. Timed: forward, reverse,
-clipping and AdamW of one step on random tokens. Beside it stands PyTorch's own 1024^3 float32 product on the same
-threads, without which tokens/s of two builds say nothing.
+MODEL is a checkpoint directory (`prism init --preset tiny --seed 0 --out DIR`) or a config.json. Timed: forward,
+reverse, clipping and AdamW of one step on random tokens. Beside it stands PyTorch's own 1024^3 float32 product on
+the same threads, without which tokens/s of two builds say nothing.
 """
 import argparse
 import math
@@ -22,15 +21,17 @@ from torch import Tensor
 
 TESTS = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(TESTS / "reference"))
-from prism_twin import Config, Mixer, Prism  # noqa: E402
+import prism_twin  # noqa: E402
+from prism_twin import Config, Prism  # noqa: E402
 
 
-def chunked_scan(q: Tensor, k: Tensor, beta: Tensor | None, g: Tensor | None, writes: list[tuple[Tensor, Tensor]],
-                 document: Tensor, state: Tensor | None = None, C: int = 64) -> tuple[Tensor, Tensor]:
+def chunked_scan(q: Tensor, k: Tensor, beta: Tensor | None, g: Tensor | None,
+                 writes: list[tuple[Tensor, Tensor]], document: Tensor, state: Tensor | None = None,
+                 C: int = 64) -> tuple[Tensor, Tensor]:
     """SPEC section 2 over whole tensors; arguments and results are those of the twin's `scan`.
 
-    All chunks are computed at once but for the states, which follow S' = S J + D with J [K,K] and D [V,K] a chunk.
-    The names are section 2's: Gamma, a, b, M_0, W. The extra writes of a chunk stand one below the other, as rows.
+    All chunks are computed at once but for the states, which follow S' = S J + D with a chunk's J [K,K], D [V,K].
+    Gamma, a, b, M_0 and W are section 2's. The extra writes of a chunk stand one below the other, as rows.
     """
     T, H, K = q.shape[1:]
     N = -(-T // C)
@@ -41,9 +42,9 @@ def chunked_scan(q: Tensor, k: Tensor, beta: Tensor | None, g: Tensor | None, wr
         return x.unflatten(1, (N, C)).movedim(3, 1)
 
     doc = torch.cat([document, document[:, -1:].expand(-1, N * C - T)], 1).unflatten(1, (N, C))[:, None]
-    before = torch.cat([doc[:, :, :1, :1], doc[:, :, :-1, -1:]], 2)  # the document that runs before each chunk
-    Gamma = (doc[..., :, None] == doc[..., None, :]).tril().to(q.dtype)  # [B,1,N,C,C], [B,H,N,C,C] with a decay
-    a = (doc == before).to(q.dtype)  # [B,1,N,C]
+    before = torch.cat([doc[:, :, :1, :1], doc[:, :, :-1, -1:]], 2)  # the document running before a chunk
+    Gamma = (doc[..., :, None] == doc[..., None, :]).tril().to(q.dtype)  # [B,1,N,C,C]; with a decay [B,H,...]
+    a = (doc == before).to(q.dtype)
     if g is not None:
         decay = chunks(g)
         # sum of g over j < m <= i, accumulated from j downwards, never as a difference of prefix sums
@@ -64,9 +65,9 @@ def chunked_scan(q: Tensor, k: Tensor, beta: Tensor | None, g: Tensor | None, wr
         U = M_0 @ W
         if extra:
             U = U + strict.repeat(1, 1, 1, 1, len(extra)) * (k @ kappa_x.mT) @ W_x
-        solved = torch.linalg.solve_triangular(M_0, torch.cat([beta * a[..., None] * k, U], -1), upper=False,
-                                               unitriangular=True)
-        A, U = solved.split([K, U.shape[-1]], -1)  # W_0 = -A S^T - U
+        A_U = torch.cat([beta * a[..., None] * k, U], -1)
+        A_U = torch.linalg.solve_triangular(M_0, A_U, upper=False, unitriangular=True)  # reads M_0 as I + M_0
+        A, U = A_U.split([K, U.shape[-1]], -1)  # W_0 = -A S^T - U
         W = W - U
     D = (b * W).mT @ k
     if extra:
@@ -89,11 +90,24 @@ def chunked_scan(q: Tensor, k: Tensor, beta: Tensor | None, g: Tensor | None, wr
     return o.movedim(1, 3).flatten(1, 2)[:, :T], S
 
 
-def chunked(model: Prism, C: int = 64) -> Prism:
-    for module in model.modules():
-        if isinstance(module, Mixer):
-            module.scan = lambda *args: chunked_scan(*args, C=C)
-    return model
+def fast_conv(x: Tensor, weight: Tensor, document: Tensor) -> Tensor:
+    """The twin's causal_conv, without its masks where each row is one document (and faster here than F.conv1d)."""
+    if (document[:, -1] != document[:, 0]).any():
+        return TWIN_CONV(x, weight, document)
+    T, W = x.shape[1], weight.shape[-1]
+    past = F.pad(x, (0, 0, W - 1, 0))
+    return sum(past[:, j:j + T] * weight[:, 0, j] for j in range(W))
+
+
+TWIN_CONV = prism_twin.causal_conv
+
+
+def use_fast_forms(C: int = 64) -> None:
+    """The twin's model with these in place of its own."""
+    prism_twin.scan = lambda *args: chunked_scan(*args, C=C)
+    prism_twin.causal_conv = fast_conv
+    prism_twin.rms_norm = lambda x, weight, eps: F.rms_norm(x, weight.shape, weight, eps)
+
 
 
 def relative_error(x: Tensor, reference: Tensor) -> float:
@@ -113,7 +127,8 @@ def check() -> int:
         tokens, targets = stream[:-1].view(B, T), stream[1:].view(B, T)
         segment = (tokens == int(separator)).cumsum(1) if separator else None
         for C in (1, 16, 64):
-            model = chunked(Prism.from_checkpoint(directory), C)
+            use_fast_forms(C)
+            model = Prism.from_checkpoint(directory)
             loss, logits = model(tokens, targets, segment)
             loss.backward()
             errors = {"loss": relative_error(loss, expected["loss"]),
@@ -178,8 +193,8 @@ def bench(path: Path, batch: int, seq: int, steps: int) -> None:
         model = Prism.from_checkpoint(path).float()
     else:
         model = initialize(Prism(Config.read(path / "config.json" if path.is_dir() else path)))
-    chunked(model)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
+    use_fast_forms()
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3, (0.9, 0.95), weight_decay=0.1, fused=True)
     stream = torch.randint(model.c.vocab_size, (batch, seq + 1), generator=torch.Generator().manual_seed(0))
 
     def step() -> None:
@@ -198,7 +213,8 @@ def bench(path: Path, batch: int, seq: int, steps: int) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path, nargs="*")
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--seq", type=int, default=512)

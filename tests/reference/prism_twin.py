@@ -12,7 +12,6 @@ Letters: B batch, T length, D model width, H heads, K key width, V value width, 
 W convolution width, R solver width.
 """
 import json
-import math
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
@@ -149,7 +148,7 @@ class Mixer(nn.Module):
 
     def __init__(self, c: Config, name: str):
         super().__init__()
-        self.c, self.name, self.scan = c, name, scan
+        self.c, self.name = c, name
         self.D, self.H, self.K, self.V = c.hidden_size, c.num_heads, c.head_dim, c.value_dim
         self.q_proj = Weight(self.H * self.K, self.D)
         self.v_proj = Weight(self.H * self.V, self.D)
@@ -202,7 +201,7 @@ class GatedDelta(Mixer):
         writes = [(beta[..., None] * v, k)]
         if self.solver is not None:
             writes += self.solver(xn, v, k, document)
-        o, _ = self.scan(q, k, beta if self.name in ERASES else None, self.decay(xn), writes, document)
+        o, _ = scan(q, k, beta if self.name in ERASES else None, self.decay(xn), writes, document)
         return self.output(o, xn)
 
 
@@ -289,7 +288,7 @@ class PrismLoop(Mixer):
             delta = p[:, :, step] * r if "no_gelu" in off else F.gelu(p[:, :, step] * r)
             r = r - delta
             writes.append((beta[:, :, step, :, None] * delta, kappa[step]))
-        o, _ = self.scan(q, kappa[0], beta[:, :, 0], self.decay(u), writes, document)
+        o, _ = scan(q, kappa[0], beta[:, :, 0], self.decay(u), writes, document)
         return self.output(o, u)
 
 
