@@ -117,8 +117,7 @@ Model::Writes Model::solve(Tape& tape, const Layer& layer, Var xn, Var v, Var k,
   s.gate = {down, 2 * steps * R, steps * H_};
   s.gate_bias = weight(tape, layer.gate_bias), s.scale = weight(tape, layer.scale);
   if (config_.solver_residual == SolverResidual::anchor)
-    s.anchor =
-        low_rank_up(tape, {down, 2 * steps * R + steps * H_, R}, weight(tape, layer.residual_up));
+    s.anchor = low_rank_up(tape, {down, 2 * steps * R + steps * H_, R}, weight(tape, layer.residual_up));
   return {solver(tape, s), write_keys(tape, layer, down, k)};
 }
 
@@ -172,7 +171,11 @@ Var Model::mix_loop(Tape& tape, const Layer& layer, Var xn, const Sequences& seq
   return linear(tape, normed, weight(tape, layer.out), into);
 }
 
-Model::Model(const Config& config, Device device, DType dtype, bool training)
+Model::Model(const Config& config, Device device, DType dtype, bool training) : Model(config) {
+  parameters_.allocate(device, dtype, training);
+}
+
+Model::Model(const Config& config)
     : config_(config),
       D_(config.hidden_size),
       H_(config.num_heads),
@@ -197,7 +200,6 @@ Model::Model(const Config& config, Device device, DType dtype, bool training)
   final_norm_ = parameters_.add_vector({"model.norm.weight", {D_}, ones});
   if (!config.tie_word_embeddings)
     head_ = parameters_.add_matrix({matrix("lm_head.weight", config.vocab_size, D_)});
-  parameters_.allocate(device, dtype, training);
 }
 
 Parameter Model::matrix(const std::string& name, int64_t rows, int64_t columns) const {
