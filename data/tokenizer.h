@@ -42,6 +42,7 @@ class Tokenizer {
   int32_t eos() const { return eos_; }
   // The name of the file that save_into() writes.
   const char* file() const { return model_ ? "tokenizer.model" : "tokenizer.json"; }
+  std::string content() const;  // of that file
   void save_into(const std::string& directory) const;
 
  private:

@@ -171,7 +171,11 @@ Var Model::mix_loop(Tape& tape, const Layer& layer, Var xn, const Sequences& seq
   return linear(tape, normed, weight(tape, layer.out), into);
 }
 
-Model::Model(const Config& config, Device device, DType dtype, bool training)
+Model::Model(const Config& config, Device device, DType dtype, bool training) : Model(config) {
+  parameters_.allocate(device, dtype, training);
+}
+
+Model::Model(const Config& config)
     : config_(config),
       D_(config.hidden_size),
       H_(config.num_heads),
@@ -196,7 +200,6 @@ Model::Model(const Config& config, Device device, DType dtype, bool training)
   final_norm_ = parameters_.add_vector({"model.norm.weight", {D_}, ones});
   if (!config.tie_word_embeddings)
     head_ = parameters_.add_matrix({matrix("lm_head.weight", config.vocab_size, D_)});
-  parameters_.allocate(device, dtype, training);
 }
 
 Parameter Model::matrix(const std::string& name, int64_t rows, int64_t columns) const {

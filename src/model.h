@@ -40,6 +40,8 @@ struct Inputs {
 
 class Model {
  public:
+  // Names and shapes only, without memory for the weights.
+  explicit Model(const Config& config);
   // Weights are zero until initialise() or a checkpoint fills them.
   Model(const Config& config, Device device, DType dtype, bool training);
 
