@@ -12,5 +12,7 @@ struct Exit {
 
 // diff A.safetensors B.safetensors [--tolerance E]
 void add_diff(CLI::App& app);
+// gradcheck [--device cpu|cuda] [--dtype f64|f32|bf16] [--inject-error E] [--filter TEXT]
+void add_gradcheck(CLI::App& app);
 
 }  // namespace prism
