@@ -13,4 +13,15 @@ struct Exit {
 // diff A.safetensors B.safetensors [--tolerance E]
 void add_diff(CLI::App& app);
 
+// init (--config FILE | --preset NAME) --seed N --out DIR
+void add_init(CLI::App& app);
+// inspect --model DIR
+void add_inspect(CLI::App& app);
+// grad --model DIR --tokens SHARD --batch B --seq T --out FILE.safetensors
+void add_grad(CLI::App& app);
+// generate --model DIR --prompt TEXT --tokens N
+void add_generate(CLI::App& app);
+// eval --model DIR --data PATH...
+void add_eval(CLI::App& app);
+
 }  // namespace prism

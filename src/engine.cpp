@@ -37,8 +37,9 @@ std::vector<double> logits_of(Tensor x, Tensor head) {
   const Buffer memory(x.device, static_cast<size_t>(n * vocab * size_of(x.dtype)));
   const Tensor logits{memory.data(), {n, vocab}, x.dtype, x.device};
   dispatch(x.dtype, [&]<class T>(Tag<T>) {
-    matmul<T>(x.device, {logits.ptr<T>(), vocab},
-              {.a = {x.ptr<T>(), D}, .b = {head.ptr<T>(), D}, .m = n, .n = vocab, .k = D, .b_transposed = true});
+    matmul<T>(
+        x.device, {logits.ptr<T>(), vocab},
+        {.a = {x.ptr<T>(), D}, .b = {head.ptr<T>(), D}, .m = n, .n = vocab, .k = D, .b_transposed = true});
   });
   return to_host(logits);
 }
