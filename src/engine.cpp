@@ -4,6 +4,7 @@
 
 #include "kernels/loss.h"
 #include "kernels/matmul.h"
+#include "src/host.h"
 
 namespace prism {
 
@@ -19,16 +20,6 @@ std::vector<int32_t> sorted_by_token(const std::vector<int32_t>& tokens, int64_t
   for (size_t i = 0; i < tokens.size(); ++i)
     order[static_cast<size_t>(next[static_cast<size_t>(tokens[i])]++)] = static_cast<int32_t>(i);
   return order;
-}
-
-std::vector<double> to_host(Tensor x) {
-  std::vector<double> out(static_cast<size_t>(x.numel()));
-  dispatch(x.dtype, [&]<class T>(Tag<T>) {
-    std::vector<T> raw(out.size());
-    copy_out(x.device, raw.data(), x.data, x.bytes());
-    for (size_t i = 0; i < raw.size(); ++i) out[i] = static_cast<double>(static_cast<acc_t<T>>(raw[i]));
-  });
-  return out;
 }
 
 // x [n,D] times head^T [vocab,D], in memory of its own.

@@ -306,4 +306,10 @@ DecodeState::DecodeState(const Model& model, int64_t B) {
 
 void DecodeState::reset() { fill_bytes(memory_.device(), memory_.data(), 0, memory_.bytes()); }
 
+void DecodeState::reset_row(int64_t b) {
+  for (const LayerState& layer : layers_)
+    for (const Tensor& t : {layer.S, layer.q, layer.k, layer.v, layer.u})
+      if (t) fill_bytes(memory_.device(), t.slice(b, 1).data, 0, t.slice(b, 1).bytes());
+}
+
 }  // namespace prism
