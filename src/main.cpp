@@ -23,6 +23,7 @@ int main(int argc, char** argv) {
   prism::add_generate(app);
   prism::add_eval(app);
   prism::add_tokenize(app);
+  prism::add_detokenize(app);
   prism::add_init(app);
   prism::add_inspect(app);
   prism::add_grad(app);
