@@ -3,9 +3,9 @@
     python tests/peers/eager_pytorch.py MODEL... [--batch 8] [--seq 512] [--threads 2] [--steps 10]
     python tests/peers/eager_pytorch.py --check        the chunked scan against the fixtures (float64)
 
-MODEL is a checkpoint directory (`prism init --preset tiny --seed 0 --out DIR`) or a config.json. Timed: forward,
-reverse, clipping and AdamW of one step on random tokens. Beside it stands PyTorch's own 1024^3 float32 product on
-the same threads, without which tokens/s of two builds say nothing.
+MODEL is a checkpoint directory (`prism init --preset tiny --seed 0 --out DIR`) or a config.json. Timed:
+forward, reverse, clipping and AdamW of one step on random tokens. Beside it stands PyTorch's own 1024^3
+float32 product on the same threads, without which tokens/s of two builds say nothing.
 """
 import argparse
 import math
@@ -30,7 +30,7 @@ def chunked_scan(q: Tensor, k: Tensor, beta: Tensor | None, g: Tensor | None,
                  C: int = 64) -> tuple[Tensor, Tensor]:
     """SPEC section 2 over whole tensors; arguments and results are those of the twin's `scan`.
 
-    All chunks are computed at once but for the states, which follow S' = S J + D with a chunk's J [K,K], D [V,K].
+    All chunks are computed at once but for the states: S' = S J + D with a chunk's J [K,K] and D [V,K].
     Gamma, a, b, M_0 and W are section 2's. The extra writes of a chunk stand one below the other, as rows.
     """
     T, H, K = q.shape[1:]
@@ -91,7 +91,7 @@ def chunked_scan(q: Tensor, k: Tensor, beta: Tensor | None, g: Tensor | None,
 
 
 def fast_conv(x: Tensor, weight: Tensor, document: Tensor) -> Tensor:
-    """The twin's causal_conv, without its masks where each row is one document (and faster here than F.conv1d)."""
+    """The twin's causal_conv without its masks where a row is one document (faster here than F.conv1d)."""
     if (document[:, -1] != document[:, 0]).any():
         return TWIN_CONV(x, weight, document)
     T, W = x.shape[1], weight.shape[-1]
