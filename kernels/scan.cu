@@ -11,7 +11,7 @@
 #include <algorithm>
 
 #include "kernels/cuda.cuh"
-#include "kernels/scan.h"
+#include "kernels/scan_fast.cuh"
 
 namespace prism::cuda {
 
@@ -413,6 +413,12 @@ void check(const ScanArgs<T>& args) {
 }
 
 template <class T>
+bool use_fast(const ScanArgs<T>& args) {
+  if constexpr (std::is_same_v<T, bf16>) return kernel_choice == KernelChoice::fast && fast_covers(args);
+  return false;
+}
+
+template <class T>
 void forward(const ScanArgs<T>& args, bool states_only) {
   CUDA_CHECK(
       cudaFuncSetAttribute(forward_kernel<T>, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Shared)));
@@ -429,12 +435,18 @@ template <class T>
 size_t scan_workspace_bytes(const ScanArgs<T>& args, bool backward) {
   const int64_t forward_floats = ceil_div(args.V, kTileV) * Line<T>::scratch_floats(args.K, kTileV, false);
   const int64_t backward_floats = backward ? Line<T>::scratch_floats(args.K, args.V, true) : 0;
-  return static_cast<size_t>(args.B * args.H * std::max(forward_floats, backward_floats)) * sizeof(float);
+  size_t bytes =
+      static_cast<size_t>(args.B * args.H * std::max(forward_floats, backward_floats)) * sizeof(float);
+  if constexpr (std::is_same_v<T, bf16>)
+    if (fast_covers(args)) bytes = std::max(bytes, fast_workspace_bytes(args, backward));
+  return bytes;
 }
 
 template <class T>
 void scan_forward(const ScanArgs<T>& args) {
   check(args);
+  if constexpr (std::is_same_v<T, bf16>)
+    if (use_fast(args) && !args.states) return fast_forward(args);
   forward(args, false);
 }
 
