@@ -16,6 +16,8 @@ struct Rows {
   operator Rows<const T>() const { return {data, stride}; }
 };
 
+inline constexpr double kL2NormEps = 1e-6;  // in l2norm(x) = x / sqrt(sum x^2 + eps), SPEC section 3
+
 // Column sums over n rows (gradients of norm weights, biases, convolutions) go in two steps, so that they
 // have the same bits for any number of threads: partial sums over tiles of kSumTile rows into scratch
 // [sum_tiles(n), columns], then the tiles in order.
