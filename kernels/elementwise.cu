@@ -78,10 +78,9 @@ __global__ void cast_kernel(T* y, const float* x, int64_t n) {
 }
 
 // A block sums 32 columns: warp w the tiles w, w + 32, ..., then the warps in order.
-__global__ void add_tiles_kernel(float* first, float* second, const float* partial, int64_t tiles,
-                                 int64_t columns) {
-  __shared__ float sums[kWarp][kWarp + 1];
-  const int64_t width = second ? 2 * columns : columns;
+__global__ void add_tiles_kernel(const float* partial, int64_t tiles, int64_t width, int64_t columns,
+                                 float* first, float* second) {
+  __shared__ float sums[kWarp][kWarp];
   const int64_t column = static_cast<int64_t>(blockIdx.x) * kWarp + threadIdx.x;
   float sum = 0;
   if (column < width)
@@ -89,10 +88,10 @@ __global__ void add_tiles_kernel(float* first, float* second, const float* parti
     for (int64_t tile = threadIdx.y; tile < tiles; tile += kWarp) sum += partial[tile * width + column];
   sums[threadIdx.y][threadIdx.x] = sum;
   __syncthreads();
-  if (threadIdx.y > 0 || column >= width) return;
+  float* const y = column < columns ? first : second;
+  if (threadIdx.y > 0 || column >= width || !y) return;
   for (int w = 1; w < kWarp; ++w) sum += sums[w][threadIdx.x];
-  float* y = column < columns ? first + column : second + column - columns;
-  if (first || column >= columns) *y += sum;
+  y[column % columns] += sum;
 }
 
 }  // namespace
@@ -126,19 +125,19 @@ void cast(T* y, const acc_t<T>* x, int64_t n) {
   CUDA_CHECK_LAUNCH();
 }
 
-void add_tiles(float* first, float* second, const float* partial, int64_t tiles, int64_t columns) {
-  if (tiles == 0 || columns == 0 || (!first && !second)) return;
-  const int64_t width = second ? 2 * columns : columns;
-  add_tiles_kernel<<<grid_for(width, kWarp), dim3(kWarp, kWarp), 0, stream()>>>(first, second, partial, tiles,
-                                                                                columns);
+void add_tiles(const float* partial, int64_t tiles, int parts, int64_t columns, float* first, float* second) {
+  if (tiles * columns == 0 || (!first && !second)) return;
+  const int64_t width = parts * columns;
+  add_tiles_kernel<<<grid_for(width, kWarp), dim3(kWarp, kWarp), 0, stream()>>>(partial, tiles, width,
+                                                                                columns, first, second);
   CUDA_CHECK_LAUNCH();
 }
 
-#define PRISM_INSTANTIATE(T)                                                    \
-  template void swiglu_forward(T*, const T*, int64_t, int64_t);                 \
-  template void swiglu_backward(T*, const T*, const T*, int64_t, int64_t);      \
-  template void add_rows(Rows<T>, Rows<const T>, int64_t, int64_t);             \
-  template void copy_rows(Rows<T>, Rows<const T>, int64_t, int64_t);            \
+#define PRISM_INSTANTIATE(T)                                               \
+  template void swiglu_forward(T*, const T*, int64_t, int64_t);            \
+  template void swiglu_backward(T*, const T*, const T*, int64_t, int64_t); \
+  template void add_rows(Rows<T>, Rows<const T>, int64_t, int64_t);        \
+  template void copy_rows(Rows<T>, Rows<const T>, int64_t, int64_t);       \
   template void cast(T*, const acc_t<T>*, int64_t)
 PRISM_INSTANTIATE(float);
 PRISM_INSTANTIATE(bf16);

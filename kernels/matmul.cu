@@ -1,5 +1,5 @@
-// Dense products by cuBLAS. It is column-major: a row-major matrix is its transpose there, so C = A B is asked
-// for as C^T = B^T A^T, with the operands swapped and untouched.
+// Dense products by cuBLAS. It is column-major: a row-major matrix is its transpose there, so C = A B is
+// asked for as C^T = B^T A^T, with the operands swapped and untouched.
 #include "kernels/matmul.h"
 
 #include "tensor/cuda.h"

@@ -202,7 +202,7 @@ void add_norm_backward(const AddNormGrads<T>& g) {
     kernel<<<grid_for(tiles, 1), threads, threads / lanes * g.D * sizeof(float), stream()>>>(g, lanes);
   });
   CUDA_CHECK_LAUNCH();
-  add_tiles(g.dweight, nullptr, g.partial, tiles, g.D);
+  add_tiles(g.partial, tiles, 1, g.D, g.dweight);
 }
 
 template <class T>
@@ -225,13 +225,13 @@ void gated_norm_backward(const GatedNormArgs<T>& a, const GatedNormGrads<T>& g) 
     kernel<<<grid_for(tiles, 1), threads, threads / lanes * a.V * sizeof(float), stream()>>>(a, g, lanes);
   });
   CUDA_CHECK_LAUNCH();
-  add_tiles(g.dweight, nullptr, g.partial, tiles, a.V);
+  add_tiles(g.partial, tiles, 1, a.V, g.dweight);
 }
 
-#define PRISM_INSTANTIATE(T)                                    \
-  template void add_norm_forward(const AddNormArgs<T>&);        \
-  template void add_norm_backward(const AddNormGrads<T>&);      \
-  template void gated_norm_forward(const GatedNormArgs<T>&);    \
+#define PRISM_INSTANTIATE(T)                                 \
+  template void add_norm_forward(const AddNormArgs<T>&);     \
+  template void add_norm_backward(const AddNormGrads<T>&);   \
+  template void gated_norm_forward(const GatedNormArgs<T>&); \
   template void gated_norm_backward(const GatedNormArgs<T>&, const GatedNormGrads<T>&)
 PRISM_INSTANTIATE(float);
 PRISM_INSTANTIATE(bf16);

@@ -1,5 +1,5 @@
-// What the kernels that go row by row share: vectors of N numbers, teams of lanes that hold a row in registers,
-// the two steps of a column sum.
+// What the kernels that go row by row share: vectors of N numbers, teams of lanes that hold a row in
+// registers, the two steps of a column sum.
 #pragma once
 
 #include <initializer_list>
@@ -10,8 +10,8 @@
 
 namespace prism::cuda {
 
-// N consecutive numbers, as floats: by 16-byte accesses when N is a multiple of kVec<T> (the caller sees to the
-// alignment), else one by one.
+// N consecutive numbers, as floats: by 16-byte accesses when N is a multiple of kVec<T> (the caller sees to
+// the alignment), else one by one.
 template <int N, class T>
 __device__ void load_n(const T* x, float (&values)[N]) {
   if constexpr (N % kVec<T> == 0) {
@@ -174,7 +174,8 @@ void with_team(bool rows_aligned, int64_t width, Fn&& fn) {
   });
 }
 
-// --- Elementwise work on rows of vectors --------------------------------------------------------------------
+// --- Elementwise work on rows of vectors
+// --------------------------------------------------------------------
 
 // A thread takes one vector of kDeep rows, reads them all, then finishes each. Op gives kInputs,
 // load(row, column, in) and finish(row, column, in).
@@ -203,10 +204,12 @@ void by_rows(Int<N>, const Op& op, int64_t n, int64_t columns) {
   CUDA_CHECK_LAUNCH();
 }
 
-// --- Column sums: the second step (rows.h) ------------------------------------------------------------------
+// --- Column sums: the second step (rows.h)
+// ------------------------------------------------------------------
 
-// first[c] += sum over tiles of partial[tile, c]; when there is a second, partial is [tiles, 2, columns].
-// Either may be null.
-void add_tiles(float* first, float* second, const float* partial, int64_t tiles, int64_t columns);
+// partial is [tiles, parts, columns], parts 1 or 2: first[c] += sum over tiles of partial[tile,0,c],
+// second[c] that of partial[tile,1,c]. Either may be null.
+void add_tiles(const float* partial, int64_t tiles, int parts, int64_t columns, float* first,
+               float* second = nullptr);
 
 }  // namespace prism::cuda
