@@ -47,11 +47,15 @@ struct Packed {
       raw = *reinterpret_cast<const uint4*>(x);
   }
   __device__ void clear() { raw = make_uint4(0, 0, 0, 0); }
+  // The empty instruction keeps the compiler from holding the floats of one unpack for the next.
   __device__ void unpack(float (&values)[N]) const {
-    if constexpr (N == 1)
-      values[0] = __uint_as_float(raw.x);
-    else
-      load_vec(reinterpret_cast<const T*>(&raw), values);
+    uint4 words = raw;
+    if constexpr (N == 1) {
+      values[0] = __uint_as_float(words.x);
+    } else {
+      asm volatile("" : "+r"(words.x), "+r"(words.y), "+r"(words.z), "+r"(words.w));
+      load_vec(reinterpret_cast<const T*>(&words), values);
+    }
   }
 };
 
