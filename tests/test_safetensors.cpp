@@ -171,6 +171,7 @@ TEST_CASE(
       {file_of("", four), "header of 2 to 4 bytes", "got 0"},
       {file_of(" " + w, four), "begin with {", "\" \""},
       {file_of("[]", ""), "begin with {", "\"[\""},
+      {file_of("\xff" + w, four), "begin with {", "\"\\ufffd\""},
       {file_of("{]", ""), "syntax error in line 1, byte 2", ""},
       {file_of("{\"\xff\xfe\":1}", ""), "syntax error", ""},
       {file_of("{\"w\":" + std::string(100, '['), ""), "32 levels", ""},
