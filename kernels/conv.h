@@ -8,8 +8,6 @@
 
 namespace prism {
 
-inline constexpr double kL2NormEps = 1e-6;
-
 template <class T>
 struct ConvArgs {
   using A = acc_t<T>;

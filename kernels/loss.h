@@ -14,7 +14,7 @@ PRISM_KERNEL(cross_entropy,
               const acc_t<T>* scale, int64_t n, int64_t vocab),
              (logits, row_loss, targets, scale, n, vocab))
 
-// *total += sum x_i, in one fixed order.
-PRISM_KERNEL(sum_into, (T * total, const T* x, int64_t n), (total, x, n))
+// *total += *scale * sum x_i, in one fixed order; scale null: 1.
+PRISM_KERNEL(sum_into, (T * total, const T* x, const T* scale, int64_t n), (total, x, scale, n))
 
 }  // namespace prism

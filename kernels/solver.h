@@ -29,10 +29,10 @@ struct SolverArgs {
   // outputs
   T* w = nullptr;  // [n,L,H,V]; null in the reverse pass
   // inputs
-  const T* v = nullptr;     // [n,H,V]
-  const A* beta = nullptr;  // [n,H] beta_1
-  const T* y = nullptr;  // [n,steps,H,V] gain pre-activations; null with no_gain (p = 1/2) or without steps
-  Rows<const T> gate;    // [n,(L-1) H], step-major
+  Rows<const T> v;               // [n,H V]
+  const A* beta = nullptr;       // [n,H] beta_1
+  Rows<const T> y;               // [n,steps H V] gain pre-activations; absent with no_gain: p = 1/2
+  Rows<const T> gate;            // [n,(L-1) H], step-major
   const A* gate_bias = nullptr;  // [L-1,H] or null: 0
   const A* scale = nullptr;      // [L-1,H] multiplies w_l, l >= 2, or null: 1
   Rows<const T> anchor;          // [n,H V] or absent: 0
@@ -49,9 +49,9 @@ struct SolverArgs {
 template <class T>
 struct SolverGrads {
   using A = acc_t<T>;
-  T* dv = nullptr;          // [n,H,V]
+  Rows<T> dv;               // [n,H V]
   A* dbeta = nullptr;       // [n,H]
-  T* dy = nullptr;          // [n,steps,H,V]; null where y is
+  Rows<T> dy;               // [n,steps H V]; absent where y is
   Rows<T> dgate;            // [n,(L-1) H]
   A* dgate_bias = nullptr;  // [L-1,H], accumulated (+=)
   A* dscale = nullptr;      // [L-1,H], accumulated (+=)
@@ -63,9 +63,14 @@ struct SolverGrads {
 PRISM_KERNEL(solver_forward, (const SolverArgs<T>& args), (args))
 PRISM_KERNEL(solver_backward, (const SolverArgs<T>& args, const SolverGrads<T>& grads), (args, grads))
 
-// y_i = x_i / sqrt(sum x_i^2 + 1e-6) over rows of `width`, and its reverse.
-PRISM_KERNEL(l2norm_forward, (T * y, const T* x, int64_t rows, int64_t width), (y, x, rows, width))
-PRISM_KERNEL(l2norm_backward, (T * dx, const T* dy, const T* x, int64_t rows, int64_t width),
-             (dx, dy, x, rows, width))
+// y_i = scale x_i / sqrt(sum x_i^2 + 1e-6) over each of the `heads` pieces of `width` numbers of a row, and
+// the reverse.
+PRISM_KERNEL(l2norm_forward,
+             (Rows<T> y, Rows<const T> x, acc_t<T> scale, int64_t n, int64_t heads, int64_t width),
+             (y, x, scale, n, heads, width))
+PRISM_KERNEL(l2norm_backward,
+             (Rows<T> dx, Rows<const T> dy, Rows<const T> x, acc_t<T> scale, int64_t n, int64_t heads,
+              int64_t width),
+             (dx, dy, x, scale, n, heads, width))
 
 }  // namespace prism
