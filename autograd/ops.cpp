@@ -159,7 +159,7 @@ Var short_conv(Tape& tape, Columns x, Var weight, const Sequences& seq, int64_t 
                Cache cache) {
   const int64_t W = weight ? weight->value.shape[-1] : 1;
   PRISM_CHECK(n_of(x) == seq.n(), "short_conv: expected ", seq.n(), " rows, got ", n_of(x));
-  if (weight) check_shape("short_conv: weight", weight, {x.width, W});
+  if (weight) check_shape("short_conv: weight", weight, {x.width, 1, W});
   take(x);
   const Var y = tape.make({seq.n(), x.width});
   const auto args = [=]<class T>(Tag<T>) {

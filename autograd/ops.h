@@ -32,7 +32,7 @@ Var linear(Tape& tape, Var x, Var weight, Tensor into = {});
 // steps out], step l from its R columns.
 Var low_rank_up(Tape& tape, Columns z, Var weight);
 
-// SiLU of the causal depthwise convolution of x with weight [channels,W] (absent: SiLU(x)) -> [n,channels].
+// SiLU of the causal depthwise convolution of x with weight [channels,1,W] (absent: SiLU(x)) -> [n,channels].
 // head > 0: each head's `head` channels are l2-normed and scaled. caches: [B,W-1,channels], in may be out.
 struct Cache {
   Tensor in, out;

@@ -144,7 +144,7 @@ Var scan(Tape& tape, const ScanInputs& in, const Sequences& seq) {
   }
   tape.on_reverse([=, &tape] {
     const Tensor d_o = tape.grad(o);
-    for (Var x : {in.kappa, in.w})
+    for (Var x : {in.q, in.k, in.kappa, in.w})
       if (x) tape.value(x);
     const Tensor dq = tape.grad_target(in.q), dk = tape.grad_target(in.k),
                  dkappa = tape.grad_target(in.kappa);

@@ -24,8 +24,7 @@ struct TokenizeOptions {
   int64_t shard_tokens = 100'000'000;
   int64_t limit_tokens = INT64_MAX;  // stop after the document that reaches it
   int threads = 1;
-  bool skip_bad = false;  // count documents that cannot be read, instead of throwing
-  std::string command;    // for dataset.json
+  std::string command;  // for dataset.json
 };
 
 struct TokenizeProgress {
@@ -34,11 +33,12 @@ struct TokenizeProgress {
   int64_t empty = 0, skipped = 0;  // documents without text; unreadable ones
 };
 
+using Report = std::function<void(const TokenizeProgress&)>;  // called often, by one thread at a time
+
 // Writes a data set. Each document is bos + ids; which ones are validation depends on their text (its first
-// part for a long plain text) alone. The output is byte-identical for any number of threads. Throws for the
-// first bad input in reading order, or when there are no tokens; `out` appears only when all is written.
-TokenizeProgress tokenize(const TokenizeOptions& options,
-                          const std::function<void(const TokenizeProgress&)>& report);
+// part for a long plain text) alone. The output is byte-identical for any number of threads. Throws for bad
+// input and when there are no tokens; `out` appears only when all is written.
+TokenizeProgress tokenize(const TokenizeOptions& options, const Report& report);
 
 struct Dataset {
   Tokenizer tokenizer;

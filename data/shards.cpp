@@ -10,8 +10,6 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
-#include <filesystem>
-#include <utility>
 
 #include "data/text.h"
 
@@ -90,28 +88,21 @@ TokenSpan open_shard(const std::string& path, bool raw_u16) {
 }
 
 ShardWriter::ShardWriter(std::string path, int width)
-    : path_(std::move(path)), temporary_(path_ + ".tmp"), width_(width) {
-  file_ = std::fopen(temporary_.c_str(), "wb");
-  PRISM_CHECK(file_, temporary_, ": ", std::strerror(errno));
-  try {
-    const Header none{};
-    write(none.data(), sizeof none);
-  } catch (...) {
-    std::fclose(file_);
-    std::remove(temporary_.c_str());
-    throw;
-  }
-}
-
-ShardWriter::~ShardWriter() {
-  if (!file_) return;
-  std::fclose(file_);
-  std::remove(temporary_.c_str());
+    : path_(std::move(path)), width_(width), file_(std::fopen(path_.c_str(), "wb"), std::fclose) {
+  PRISM_CHECK(file_, path_, ": ", std::strerror(errno));
+  write_header();
 }
 
 void ShardWriter::write(const void* bytes, size_t size) {
-  PRISM_CHECK(std::fwrite(bytes, 1, size, file_) == size, temporary_,
-              ": cannot write: ", std::strerror(errno));
+  PRISM_CHECK(std::fwrite(bytes, 1, size, file_.get()) == size, path_, ": ", std::strerror(errno));
+}
+
+void ShardWriter::write_header() {
+  Header header{};
+  header[0] = width_ == 2 ? kMagic16 : kMagic32;
+  header[1] = width_ == 2 ? kVersion16 : kVersion32;
+  header[2] = static_cast<int32_t>(count_);
+  write(header.data(), sizeof header);
 }
 
 void ShardWriter::append(const int32_t* ids, int64_t count) {
@@ -122,17 +113,9 @@ void ShardWriter::append(const int32_t* ids, int64_t count) {
 }
 
 void ShardWriter::finish() {
-  Header header{};
-  header[0] = width_ == 2 ? kMagic16 : kMagic32;
-  header[1] = width_ == 2 ? kVersion16 : kVersion32;
-  header[2] = static_cast<int32_t>(count_);
-  std::rewind(file_);
-  write(header.data(), sizeof header);
-  const bool closed = std::fclose(std::exchange(file_, nullptr)) == 0;
-  const int reason = errno;
-  if (!closed) std::remove(temporary_.c_str());
-  PRISM_CHECK(closed, temporary_, ": cannot write: ", std::strerror(reason));
-  std::filesystem::rename(temporary_, path_);
+  std::rewind(file_.get());
+  write_header();
+  PRISM_CHECK(std::fclose(file_.release()) == 0, path_, ": ", std::strerror(errno));
 }
 
 void TokenStream::append(TokenSpan span) {

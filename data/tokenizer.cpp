@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <unordered_map>
 
 #include "data/text.h"
 #include "tensor/check.h"
@@ -25,6 +26,16 @@ bool holds_space_after_text(std::string_view piece) {
   const size_t text = piece.find_first_not_of(kSpace);  // bytes of U+2581 don't occur alone in ASCII
   return text != piece.npos && piece.find(kSpace, text) != piece.npos;
 }
+
+// The ids of segments that continue a text, for one model and thread.
+struct Cache {
+  struct Hash : std::hash<std::string_view> {
+    using is_transparent = void;
+  };
+  std::string model;  // its hash
+  std::unordered_map<std::string, std::vector<int>, Hash, std::equal_to<>> words;
+};
+constexpr size_t kCachedWords = 400000, kCachedBytes = 40;
 
 // Lines of the texts, as the SentencePiece trainer asks for them.
 class Lines : public sentencepiece::SentenceIterator {
@@ -57,10 +68,10 @@ class Lines : public sentencepiece::SentenceIterator {
 
 struct Tokenizer::Model {
   SentencePieceProcessor pieces;
-  std::string content;       // of the .model file
-  size_t segment = 1 << 20;  // texts are encoded in segments of about this many bytes
+  std::string content;  // of the .model file
   bool cut_spaces = false, cut_newlines = false;
-  int32_t anchor = -1;  // a piece that decodes to its own text, anchor_size bytes, wherever it stands
+  bool byte_pair = true;  // scores are merge ranks: the ids of a segment depend on nothing outside
+  int32_t anchor = -1;    // a piece that decodes to its own text, anchor_size bytes, wherever it stands
   size_t anchor_size = 0;
 
   std::vector<int> encode(std::string_view text) const {
@@ -76,12 +87,16 @@ struct Tokenizer::Model {
     return text;
   }
 
+  bool can_cut(std::string_view text, size_t p) const {
+    return (text[p] == ' ' && cut_spaces && printable(text[p - 1]) && printable(text[p + 1])) ||
+           (text[p] == '\n' && cut_newlines);
+  }
+
   // Finds where a text may be cut. No piece reaches across "x y" when none holds a space after text, and the
   // space of "y" alone comes from the dummy prefix. None reaches across a newline that is always a byte piece
   // of its own; that model must also leave white space as it is.
   void learn() {
     cut_spaces = true;
-    bool byte_pair = true;  // merge ranks as scores; a lattice's path may hang on rounding in its whole text
     for (int id = 0; id < pieces.GetPieceSize(); ++id) {
       const std::string& piece = pieces.IdToPiece(id);
       if (holds_space_after_text(piece)) cut_spaces = false;
@@ -90,7 +105,6 @@ struct Tokenizer::Model {
       if (anchor < 0 && plain && piece.find(kSpace) == piece.npos && decode({id}) == piece)
         anchor = id, anchor_size = piece.size();
     }
-    if (byte_pair) segment = 2048;
     auto twice = encode("a");
     twice.insert(twice.end(), twice.begin(), twice.end());
     cut_spaces = cut_spaces && encode("a a") == twice;
@@ -142,14 +156,15 @@ Tokenizer Tokenizer::load(const std::string& name_or_path) {
   return {};
 }
 
+std::string Tokenizer::content() const {
+  return model_ ? model_->content
+                : "{\"type\": \"byte\", \"vocab_size\": 258, \"bos_token_id\": 256, \"eos_token_id\": 257}\n";
+}
+
 void Tokenizer::save_into(const std::string& directory) const {
   const std::string path = fs::path(directory) / file();
   std::ofstream out(path, std::ios::binary);
-  if (model_)
-    out << model_->content;
-  else
-    out << "{\"type\": \"byte\", \"vocab_size\": 258, \"bos_token_id\": 256, \"eos_token_id\": 257}\n";
-  PRISM_CHECK(out.flush(), path, ": cannot write it");
+  PRISM_CHECK((out << content()).flush(), path, ": cannot write it");
 }
 
 std::string Tokenizer::train(int64_t vocab, const std::function<bool(std::string&)>& next) {
@@ -175,17 +190,22 @@ std::string Tokenizer::train(int64_t vocab, const std::function<bool(std::string
 
 size_t Tokenizer::cut(std::string_view text) const {
   if (!model_) return text.size() - incomplete_tail(text);
-  for (size_t p = text.size() - std::min<size_t>(text.size(), 1); p-- > 1;) {
-    if (text[p] == ' ' && model_->cut_spaces && printable(text[p - 1]) && printable(text[p + 1])) return p;
-    if (text[p] == '\n' && model_->cut_newlines) return p;
-  }
+  for (size_t p = text.size() - std::min<size_t>(text.size(), 1); p-- > 1;)
+    if (model_->can_cut(text, p)) return p;
   return 0;
 }
 
-void Tokenizer::encode_segment(std::string_view text, std::vector<int32_t>& ids, bool continues) const {
-  const bool after_space = continues && text[0] == ' ';  // the model's dummy prefix stands for it
-  const std::vector<int> found = model_->encode(text.substr(after_space ? 1 : 0));
-  ids.insert(ids.end(), found.begin() + (continues && !after_space ? 1 : 0), found.end());
+// Where the segment that text begins with ends. Byte-pair models go from cut to cut, about a word. A
+// lattice's best path may hang on rounding anywhere in its text, so that is cut only to bound memory.
+size_t Tokenizer::segment_end(std::string_view text) const {
+  if (model_->byte_pair) {
+    for (size_t p = 1; p + 1 < text.size(); ++p)
+      if (model_->can_cut(text, p)) return p;
+  } else {
+    for (size_t size = size_t{1} << 20; size < text.size(); size *= 2)
+      if (const size_t end = cut(text.substr(0, size))) return end;
+  }
+  return text.size();
 }
 
 void Tokenizer::encode(std::string_view text, std::vector<int32_t>& ids, bool continues) const {
@@ -193,14 +213,25 @@ void Tokenizer::encode(std::string_view text, std::vector<int32_t>& ids, bool co
     for (const char c : text) ids.push_back(static_cast<unsigned char>(c));
     return;
   }
-  // Short segments keep SentencePiece's queue of merges in the cache, and its memory bounded.
-  while (!text.empty()) {
-    size_t end = 0;
-    for (size_t size = model_->segment; end == 0; size *= 2)
-      end = size >= text.size() ? text.size() : cut(text.substr(0, size));
-    encode_segment(text.substr(0, end), ids, continues);
-    text.remove_prefix(end);
-    continues = true;
+  // Most words have been encoded before, in the same way.
+  thread_local Cache cache;
+  if (cache.model != hash_ || cache.words.size() > kCachedWords) cache = {hash_, {}};
+  for (; !text.empty(); continues = true) {
+    const std::string_view segment = text.substr(0, segment_end(text));
+    text.remove_prefix(segment.size());
+    auto found = cache.words.find(segment);
+    if (!continues || found == cache.words.end()) {
+      // The dummy prefix stands for the space of "x y"; before a newline it is dropped.
+      const bool after_space = continues && segment[0] == ' ';
+      std::vector<int> fresh = model_->encode(segment.substr(after_space ? 1 : 0));
+      if (continues && !after_space) fresh.erase(fresh.begin());
+      if (!continues || segment.size() > kCachedBytes) {
+        ids.insert(ids.end(), fresh.begin(), fresh.end());
+        continue;
+      }
+      found = cache.words.emplace(segment, std::move(fresh)).first;
+    }
+    ids.insert(ids.end(), found->second.begin(), found->second.end());
   }
 }
 

@@ -42,13 +42,14 @@ class Tokenizer {
   int32_t eos() const { return eos_; }
   // The name of the file that save_into() writes.
   const char* file() const { return model_ ? "tokenizer.model" : "tokenizer.json"; }
+  std::string content() const;  // of that file
   void save_into(const std::string& directory) const;
 
  private:
   friend class StreamDecoder;
   struct Model;  // a loaded SentencePiece model and what was found out about it
   static Tokenizer from_model(std::string content, const std::string& where);
-  void encode_segment(std::string_view text, std::vector<int32_t>& ids, bool continues) const;
+  size_t segment_end(std::string_view text) const;
 
   std::shared_ptr<const Model> model_;  // null: bytes
   std::string name_ = "byte", hash_ = "6828a99c1e3216ff";

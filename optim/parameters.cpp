@@ -34,7 +34,7 @@ double draw(const Init& init, uint64_t seed, uint64_t stream, uint64_t i) {
 
 }  // namespace
 
-Slot Parameters::add_matrix(std::vector<Parameter> pieces) {
+Slot Parameters::add_matrix(std::vector<Parameter> pieces, bool padded) {
   Piece slot{static_cast<int64_t>(list_.size()), static_cast<int64_t>(pieces.size()), 0, {}, true};
   int64_t rows = 0;
   for (Parameter& p : pieces) {
@@ -43,10 +43,8 @@ Slot Parameters::add_matrix(std::vector<Parameter> pieces) {
     rows += p.shape.numel() / p.shape[-1];
     list_.push_back(std::move(p));
   }
-  const Parameter& last = list_.back();
-  // One piece keeps its shape ([steps, out, R] say); several are rows of one matrix.
-  slot.shape =
-      slot.count == 1 && last.shape.rank() == 3 ? last.shape : Shape{(rows + 7) / 8 * 8, last.shape[-1]};
+  const Shape& last = list_.back().shape;
+  slot.shape = slot.count == 1 ? last : Shape{padded ? (rows + 7) / 8 * 8 : rows, last[-1]};
   slots_.push_back(slot);
   return {static_cast<int64_t>(slots_.size()) - 1};
 }

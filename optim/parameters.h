@@ -43,9 +43,9 @@ struct Slot {
 class Parameters {
  public:
   // --- building: declare everything, then allocate
-  // One matrix, or several as adjacent rows of one [sum of their rows, columns]. The sum is padded to a
-  // multiple of 8, so that rows of the product stay aligned; padding stays 0.
-  Slot add_matrix(std::vector<Parameter> pieces);
+  // One matrix, or several as adjacent rows of one [sum of their rows, columns]. `padded`: the sum is rounded
+  // up to a multiple of 8, so that rows of the product stay aligned; padding stays 0.
+  Slot add_matrix(std::vector<Parameter> pieces, bool padded = false);
   // A tensor of any shape that does not decay.
   Slot add_vector(Parameter vector);
   // dtype: what the model computes in. Masters are float, or double for f64. Gradients and moments exist when

@@ -4,6 +4,7 @@
 
 #include "kernels/loss.h"
 #include "kernels/matmul.h"
+#include "src/host.h"
 
 namespace prism {
 
@@ -21,24 +22,15 @@ std::vector<int32_t> sorted_by_token(const std::vector<int32_t>& tokens, int64_t
   return order;
 }
 
-std::vector<double> to_host(Tensor x) {
-  std::vector<double> out(static_cast<size_t>(x.numel()));
-  dispatch(x.dtype, [&]<class T>(Tag<T>) {
-    std::vector<T> raw(out.size());
-    copy_out(x.device, raw.data(), x.data, x.bytes());
-    for (size_t i = 0; i < raw.size(); ++i) out[i] = static_cast<double>(static_cast<acc_t<T>>(raw[i]));
-  });
-  return out;
-}
-
 // x [n,D] times head^T [vocab,D], in memory of its own.
 std::vector<double> logits_of(Tensor x, Tensor head) {
   const int64_t n = x.rows(), D = x.shape[-1], vocab = head.shape[0];
   const Buffer memory(x.device, static_cast<size_t>(n * vocab * size_of(x.dtype)));
   const Tensor logits{memory.data(), {n, vocab}, x.dtype, x.device};
   dispatch(x.dtype, [&]<class T>(Tag<T>) {
-    matmul<T>(x.device, {logits.ptr<T>(), vocab},
-              {.a = {x.ptr<T>(), D}, .b = {head.ptr<T>(), D}, .m = n, .n = vocab, .k = D, .b_transposed = true});
+    matmul<T>(
+        x.device, {logits.ptr<T>(), vocab},
+        {.a = {x.ptr<T>(), D}, .b = {head.ptr<T>(), D}, .m = n, .n = vocab, .k = D, .b_transposed = true});
   });
   return to_host(logits);
 }

@@ -117,8 +117,7 @@ Model::Writes Model::solve(Tape& tape, const Layer& layer, Var xn, Var v, Var k,
   s.gate = {down, 2 * steps * R, steps * H_};
   s.gate_bias = weight(tape, layer.gate_bias), s.scale = weight(tape, layer.scale);
   if (config_.solver_residual == SolverResidual::anchor)
-    s.anchor =
-        low_rank_up(tape, {down, 2 * steps * R + steps * H_, R}, weight(tape, layer.residual_up));
+    s.anchor = low_rank_up(tape, {down, 2 * steps * R + steps * H_, R}, weight(tape, layer.residual_up));
   return {solver(tape, s), write_keys(tape, layer, down, k)};
 }
 
@@ -172,7 +171,11 @@ Var Model::mix_loop(Tape& tape, const Layer& layer, Var xn, const Sequences& seq
   return linear(tape, normed, weight(tape, layer.out), into);
 }
 
-Model::Model(const Config& config, Device device, DType dtype, bool training)
+Model::Model(const Config& config, Device device, DType dtype, bool training) : Model(config) {
+  parameters_.allocate(device, dtype, training);
+}
+
+Model::Model(const Config& config)
     : config_(config),
       D_(config.hidden_size),
       H_(config.num_heads),
@@ -197,7 +200,6 @@ Model::Model(const Config& config, Device device, DType dtype, bool training)
   final_norm_ = parameters_.add_vector({"model.norm.weight", {D_}, ones});
   if (!config.tie_word_embeddings)
     head_ = parameters_.add_matrix({matrix("lm_head.weight", config.vocab_size, D_)});
-  parameters_.allocate(device, dtype, training);
 }
 
 Parameter Model::matrix(const std::string& name, int64_t rows, int64_t columns) const {
@@ -218,7 +220,7 @@ void Model::declare_gdn(Layer& layer, const std::string& p) {
                                matrix(p + "v_proj.weight", HV, D_), matrix(p + "g_proj.weight", HV, D_)};
   if (decay) in.push_back(matrix(p + "a_proj.weight", H_, D_));
   in.push_back(matrix(p + "b_proj.weight", H_, D_));
-  layer.in = parameters_.add_matrix(in);
+  layer.in = parameters_.add_matrix(in, true);
   layer.conv_q = conv("q_conv1d.weight", HK);
   layer.conv_k = conv("k_conv1d.weight", HK);
   layer.conv_v = conv("v_conv1d.weight", HV);
@@ -239,7 +241,7 @@ void Model::declare_gdn(Layer& layer, const std::string& p) {
     down.push_back(matrix(p + "solver.residual_down.weight", R, D_));
     layer.residual_up = parameters_.add_matrix({{p + "solver.residual_up.weight", {HV, R}, normal}});
   }
-  layer.solver_down = parameters_.add_matrix(down);
+  layer.solver_down = parameters_.add_matrix(down, true);
   layer.key_up = parameters_.add_matrix({{p + "solver.key_up.weight", {steps, HK, R}, normal}});
   layer.gain_up = parameters_.add_matrix({{p + "solver.gain_up.weight", {steps, HV, R}, normal}});
   layer.gate_bias = parameters_.add_vector(
@@ -255,7 +257,8 @@ void Model::declare_loop(Layer& layer, const std::string& p) {
                                      matrix(p + "a_proj.weight", H_, D_),
                                      {p + "solver.key.weight", {L_, HK, D_}, normal},
                                      {p + "solver.gain.weight", {L_, HV, D_}, normal},
-                                     matrix(p + "solver.gate.weight", L_ * H_, D_)});
+                                     matrix(p + "solver.gate.weight", L_ * H_, D_)},
+                                    true);
   layer.solver_conv = parameters_.add_vector(
       {p + "solver.conv.weight", {D_, 1, W}, {Init::uniform, 1 / std::sqrt(static_cast<double>(W))}});
   layer.A_log = parameters_.add_vector({p + "A_log", {H_}, {Init::decay_rate}});
@@ -302,5 +305,11 @@ DecodeState::DecodeState(const Model& model, int64_t B) {
 }
 
 void DecodeState::reset() { fill_bytes(memory_.device(), memory_.data(), 0, memory_.bytes()); }
+
+void DecodeState::reset_row(int64_t b) {
+  for (const LayerState& layer : layers_)
+    for (const Tensor& t : {layer.S, layer.q, layer.k, layer.v, layer.u})
+      if (t) fill_bytes(memory_.device(), t.slice(b, 1).data, 0, t.slice(b, 1).bytes());
+}
 
 }  // namespace prism

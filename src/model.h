@@ -25,6 +25,8 @@ class DecodeState {
   LayerState& layer(int64_t i) { return layers_[static_cast<size_t>(i)]; }
   size_t bytes() const { return memory_.bytes(); }
   void reset();
+  // Row b of the batch only.
+  void reset_row(int64_t b);
 
  private:
   Buffer memory_;
@@ -40,6 +42,8 @@ struct Inputs {
 
 class Model {
  public:
+  // Names and shapes only, without memory for the weights.
+  explicit Model(const Config& config);
   // Weights are zero until initialise() or a checkpoint fills them.
   Model(const Config& config, Device device, DType dtype, bool training);
 

@@ -32,6 +32,10 @@ PRISM_DEVICE_FN(std::string, describe, (), ())
 // True when a CUDA card can be used; never throws.
 bool cuda_usable();
 
+// Which kernels run where there are two forms: the readable one, or the one tuned for the tensor cores.
+enum class KernelChoice : uint8_t { simple, fast };
+inline KernelChoice kernel_choice = KernelChoice::fast;
+
 // Owned memory on one device.
 class Buffer {
  public:

@@ -4,8 +4,17 @@
 
 #include <algorithm>
 #include <cstdint>
+#ifdef _OPENMP
+#include <omp.h>
+#endif
 
 namespace prism {
+
+inline void set_threads([[maybe_unused]] int threads) {
+#ifdef _OPENMP
+  omp_set_num_threads(threads);
+#endif
+}
 
 // Calls fn(i) for i in [0, n); the calls must not depend on each other and must not throw.
 template <class Fn>

@@ -188,7 +188,8 @@ TEST_CASE("loader: seeds and epochs shuffle differently, and the order is far fr
   }
 }
 
-TEST_CASE("loader: mixed streams keep their shares at every moment and each is served in full before it repeats") {
+TEST_CASE(
+    "loader: mixed streams keep their shares at every moment and each is served in full before it repeats") {
   // Ids tell the stream: 100 s + something.
   std::vector<WeightedStream> streams;
   for (const double weight : {5.0, 3.0, 2.0}) {
