@@ -130,7 +130,7 @@ __global__ void __launch_bounds__(128)
   const int64_t reach = walk.begin < walk.end ? min(walk.end + W - 1, a.T_len) : walk.end;
   for (int from = 0; from < steps; from += kAhead) {
     Packed<N, T> in[kAhead], dy[kAhead];
-    bool opens[kAhead];
+    int64_t age[kAhead];  // tokens of its document before it, in this row
 #pragma unroll
     for (int u = 0; u < kAhead; ++u) {
       const int64_t t = walk.begin + from + u;
@@ -139,13 +139,13 @@ __global__ void __launch_bounds__(128)
         in[u].load(a.x[walk.b * a.T_len + t] + walk.channel);
         dy[u].load(g.dy + (walk.b * a.T_len + t) * a.channels + walk.channel);
       }
-      opens[u] = t < reach && t > 0 && a.start && a.start[walk.b * a.T_len + t] == t;
+      age[u] = t < reach && a.start ? t - a.start[walk.b * a.T_len + t] : t;
     }
 #pragma unroll
     for (int u = 0; u < kAhead; ++u) {
       const int64_t t = walk.begin + from + u;
       in[u].unpack(walk.x[0]);
-      if (opens[u]) walk.forget();
+      if (age[u] == 0 && t > 0) walk.forget();
       float s[N], d[N], square = 0, along = 0;
       walk.convolve(s);
       dy[u].unpack(d);
@@ -165,10 +165,9 @@ __global__ void __launch_bounds__(128)
         d[i] = factor * (d[i] - s[i] * open * back) * silu_slope(s[i], open);
         later[0][i] = walk.weight[0][i] * d[i];
       });
-      if (!opens[u]) {
 #pragma unroll
-        for (int j = 1; j < W; ++j) each<N>([&](int i) { later[j][i] += walk.weight[j][i] * d[i]; });
-      }
+      for (int j = 1; j < W; ++j)
+        if (age[u] >= j) each<N>([&](int i) { later[j][i] += walk.weight[j][i] * d[i]; });
       if (t < walk.end) each<W, N>([&](int j, int i) { dweight[j][i] += d[i] * walk.x[j][i]; });
       const int64_t done = t - (W - 1);
       if (done >= walk.begin && done < walk.end)

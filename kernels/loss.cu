@@ -86,12 +86,12 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads)
 
 // One block.
 template <int kThreads>
-__global__ void sum_into_kernel(float* total, const float* x, int64_t n) {
+__global__ void sum_into_kernel(float* total, const float* x, const float* scale, int64_t n) {
   float sum = 0;
 #pragma unroll 8
   for (int64_t i = threadIdx.x; i < n; i += kThreads) sum += x[i];
   sum = block_sum(sum);
-  if (threadIdx.x == 0) *total += sum;
+  if (threadIdx.x == 0) *total += scale ? *scale * sum : sum;
 }
 
 }  // namespace
@@ -111,13 +111,13 @@ void cross_entropy(T* logits, acc_t<T>* row_loss, const int32_t* targets, const 
 }
 
 template <class T>
-void sum_into(T* total, const T* x, int64_t n) {
-  sum_into_kernel<1024><<<1, 1024, 0, stream()>>>(total, x, n);
+void sum_into(T* total, const T* x, const T* scale, int64_t n) {
+  sum_into_kernel<1024><<<1, 1024, 0, stream()>>>(total, x, scale, n);
   CUDA_CHECK_LAUNCH();
 }
 
 template void cross_entropy(float*, float*, const int32_t*, const float*, int64_t, int64_t);
 template void cross_entropy(bf16*, float*, const int32_t*, const float*, int64_t, int64_t);
-template void sum_into(float*, const float*, int64_t);
+template void sum_into(float*, const float*, const float*, int64_t);
 
 }  // namespace prism::cuda
