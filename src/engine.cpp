@@ -120,8 +120,14 @@ void Engine::gradients(Tensor loss, Activations* activations) {
 }
 
 void Engine::train_step(Optimizer& optimizer) {
-  gradients(optimizer.loss());
-  optimizer.step();
+  const auto step = [&] {
+    gradients(optimizer.loss());
+    optimizer.step();
+  };
+  // The first step lets kernels and libraries set themselves up, which a recording must not.
+  if (model_.device() == Device::cpu || !use_graph || steps_run_++ == 0) return step();
+  if (!graph_) graph_.record(model_.device(), step);
+  graph_.launch();
 }
 
 std::vector<double> Engine::evaluate(const Batch& batch, DecodeState* state) {

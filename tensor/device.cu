@@ -94,6 +94,20 @@ void copy_out(void* to, const void* from, size_t bytes) {
 
 void synchronize() { CUDA_CHECK(cudaStreamSynchronize(stream())); }
 
+void capture_begin() { CUDA_CHECK(cudaStreamBeginCapture(stream(), cudaStreamCaptureModeThreadLocal)); }
+
+void* capture_end() {
+  cudaGraph_t graph = nullptr;
+  cudaGraphExec_t executable = nullptr;
+  CUDA_CHECK(cudaStreamEndCapture(stream(), &graph));
+  CUDA_CHECK(cudaGraphInstantiate(&executable, graph, 0));
+  CUDA_CHECK(cudaGraphDestroy(graph));
+  return executable;
+}
+
+void graph_launch(void* graph) { CUDA_CHECK(cudaGraphLaunch(static_cast<cudaGraphExec_t>(graph), stream())); }
+void graph_release(void* graph) { cudaGraphExecDestroy(static_cast<cudaGraphExec_t>(graph)); }
+
 std::string describe() {
   context();
   cudaDeviceProp card;
