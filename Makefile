@@ -45,7 +45,7 @@ ifeq ($(NVCC),)
 endif
 
 $(BUILD)/prism: $(BUILD)/src/main.o $(OBJECTS)
-	$(CXX) $(FLAGS) -o $@ $^ $(LIBS)
+	$(CXX) $(FLAGS) $(LDFLAGS) -o $@ $^ $(LIBS)
 
 $(BUILD)/run-tests: $(TESTS:%.cpp=$(BUILD)/%.o) $(OBJECTS)
 	$(CXX) $(FLAGS) -o $@ $^ $(LIBS)
@@ -112,6 +112,18 @@ loc:
 	@for room in $(ROOMS); do printf '%-9s %6d\n' $$room $$(cat $$room/*.h $$room/*.cpp $$room/*.cu $$room/*.cuh 2>/dev/null | wc -l); done
 	@printf '%-9s %6d\n' engine $$(cat $(foreach r,$(ROOMS),$(wildcard $(r)/*.h $(r)/*.cpp $(r)/*.cu $(r)/*.cuh)) | wc -l)
 	@wc -l $(SOURCES) | awk '$$2 != "total" && $$1 > 500 { print "over 500 lines: " $$2, $$1 }'
+
+# A folder that runs on another x86-64 Linux (of the last ten years' processors): the program, and its libraries beside it. The
+# driver and the C library are that machine's own.
+.PHONY: portable
+portable:
+	$(MAKE) BUILD=$(BUILD)/portable-objects CXXFLAGS=-march=x86-64-v3 CUDA_ARCH="$(or $(PORTABLE_ARCH),80 90)" \
+	  LDFLAGS='-Wl,-rpath,$$$$ORIGIN/lib,--disable-new-dtags' $(BUILD)/portable-objects/prism
+	rm -rf $(BUILD)/portable && mkdir -p $(BUILD)/portable/lib
+	cp $(BUILD)/portable-objects/prism $(BUILD)/portable/
+	ldd $(BUILD)/portable/prism | awk '/=> \// { print $$3 }' | grep -vE '/(libc|libm|libdl|librt|libpthread)\.so' | \
+	  xargs -I{} cp -L {} $(BUILD)/portable/lib/
+	@echo "$(BUILD)/portable: copy the folder, run ./prism --help"
 
 .PHONY: clean
 clean:
