@@ -115,8 +115,9 @@ TEST_CASE("a document scores the same alone, among others, and for any batch and
   }
   TokenStream stream;
   stream.append(span_of(ids, "documents"));
-  for (const auto& [B, T] : {std::pair<int64_t, int64_t>{1, 16}, {1, 1000}, {3, 7}, {4, 64}, {16, 33}}) {
-    CAPTURE(B), CAPTURE(T);
+  const int64_t shapes[][2] = {{1, 16}, {1, 1000}, {3, 7}, {4, 64}, {16, 33}};
+  for (const auto [B, T] : shapes) {
+    CAPTURE(cat(B, " x ", T));
     const Score score = evaluate(model, stream, 1, B, T);
     CHECK(score.documents == 7);
     CHECK(score.scored == static_cast<int64_t>(ids.size()) - 7);
