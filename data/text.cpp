@@ -211,6 +211,7 @@ void DocumentReader::open(const std::string& file) {
   form_ = name.ends_with(".jsonl") || piped_json           ? Form::lines
           : name.ends_with(".json") && options_.json_files ? Form::objects
                                                            : Form::text;
+  if (form_ != Form::text && input_->stream.peek() == 0xef) input_->stream.ignore(3);  // a byte order mark
 }
 
 bool DocumentReader::next(Document& document) {
