@@ -41,6 +41,7 @@ class ShardWriter {
  public:
   ShardWriter(std::string path, int width);
   void append(const int32_t* ids, int64_t count);
+  const std::string& path() const { return path_; }
   int64_t count() const { return count_; }
   void finish();
 
