@@ -1,4 +1,4 @@
-// clang++ -std=c++20 -O1 -g -fsanitize=fuzzer,address,undefined -I. tests/fuzz/fuzz_config.cpp src/config.cpp \
+// clang++ -std=c++20 -O2 -g -fsanitize=fuzzer,address,undefined -I. tests/fuzz/fuzz_config.cpp src/config.cpp
 //   src/files.cpp
 // Any bytes as config.json: an Error of one line, or a configuration that is written and read back equal.
 #include <cstdlib>

@@ -1,4 +1,4 @@
-// clang++ -std=c++20 -O1 -g -fsanitize=fuzzer,address,undefined -I. tests/fuzz/fuzz_safetensors.cpp \
+// clang++ -std=c++20 -O2 -g -fsanitize=fuzzer,address,undefined -I. tests/fuzz/fuzz_safetensors.cpp
 //   src/safetensors.cpp src/files.cpp tensor/device.cpp
 // Any bytes as a safetensors file: an Error of one line, or a file whose every tensor can be read. An input
 // that begins with { gets its header's length (up to the first zero byte) put before it, since mutations
