@@ -29,14 +29,14 @@ __device__ const T* input(const ConvArgs<T>& a, int64_t b, int64_t t, int64_t fi
 
 __device__ inline float silu_slope(float x, float open) { return open * (1.f + x * (1.f - open)); }
 
-// --- Fast path
-// ------------------------------------------------------------------------------------------------
+// --- Fast path ---
 
-// Where a thread stands: channels [channel, channel + N) and tokens [begin, end) of row b. A thread beyond
-// the channels or tokens has begin == end and still joins the shuffles.
+// Where a thread stands: channels [channel, channel + N) and `count` tokens of row b from `begin` on. A
+// thread beyond the channels or tokens has none and still joins the shuffles.
 template <int N, int W, class T>
 struct Walk {
-  int64_t b, channel, begin, end;
+  int64_t b, channel, begin;
+  int count;
   float weight[W][N];  // weight[j] multiplies x_{t-j}
   float x[W][N];       // x[j] is x_{t-j}, 0 in another document
 
@@ -46,14 +46,15 @@ struct Walk {
     begin = (walk - b * walks) * kWalk;
     channel = (static_cast<int64_t>(blockIdx.y) * blockDim.x + threadIdx.x) * N;
     const bool live = b < a.B && channel < a.channels && begin < a.T_len;
-    end = live ? min(begin + kWalk, a.T_len) : begin;
+    count = live ? static_cast<int>(min(static_cast<int64_t>(kWalk), a.T_len - begin)) : 0;
     float taps[W * N];
     each<W * N>([&](int i) { taps[i] = 1.f; });
     if (live && a.weight) load_n<W * N>(a.weight + channel * W, taps);
     each<W, N>([&](int j, int i) { weight[j][i] = taps[i * W + W - 1 - j]; });
     if (live) look_back(a, begin, first_token(a, b, begin), x);
   }
-  // The window as the token t finds it: back[j] is x_{t-j}, j >= 1.
+  __device__ int64_t row(const ConvArgs<T>& a) const { return b * a.T_len + begin; }
+  // The window as token t finds it: back[j] is x_{t-j}, j >= 1.
   __device__ void look_back(const ConvArgs<T>& a, int64_t t, int64_t first, float (&back)[W][N]) const {
 #pragma unroll
     for (int j = 1; j < W; ++j) {
@@ -62,9 +63,10 @@ struct Walk {
       if (in) load_n<N>(in, back[j]);
     }
   }
-  __device__ void shift() {
-#pragma unroll
-    for (int j = W - 1; j > 0; --j) each<N>([&](int i) { x[j][i] = x[j - 1][i]; });
+  // Tokens of its document before token i of the walk, in this row.
+  __device__ int age(const ConvArgs<T>& a, int i) const {
+    const int t = static_cast<int>(begin) + i;
+    return a.start ? t - a.start[row(a) + i] : t;
   }
   __device__ void forget() {
 #pragma unroll
@@ -77,33 +79,37 @@ struct Walk {
   }
 };
 
+template <int W, int N>
+__device__ void shift(float (&window)[W][N]) {
+#pragma unroll
+  for (int j = W - 1; j > 0; --j) each<N>([&](int i) { window[j][i] = window[j - 1][i]; });
+}
+
 template <int N, int W, class T>
 __global__ void __launch_bounds__(128)
     conv_forward_kernel(ConvArgs<T> a, int64_t walks, int steps, int lanes) {
   Walk<N, W, T> walk(a, walks);
-  if (a.cache_out && walk.begin == 0 &&
-      walk.end > 0) {  // this thread alone has read the cache it may overwrite
+  if (a.cache_out && walk.begin == 0 && walk.count > 0) {  // no other thread reads what it may overwrite
     float back[W][N];
     walk.look_back(a, a.T_len, first_token(a, walk.b, a.T_len - 1), back);
 #pragma unroll
     for (int j = 1; j < W; ++j)
       store_n<N>(a.cache_out + (walk.b * (W - 1) + W - 1 - j) * a.channels + walk.channel, back[j]);
   }
+  const T* x = a.x[walk.row(a)] + walk.channel;
+  T* y = a.y + walk.row(a) * a.channels + walk.channel;
   for (int from = 0; from < steps; from += kAhead) {
     Packed<N, T> in[kAhead];
-    bool opens[kAhead];
+    int age[kAhead];
 #pragma unroll
-    for (int u = 0; u < kAhead; ++u) {
-      const int64_t t = walk.begin + from + u;
-      in[u].clear();
-      if (t < walk.end) in[u].load(a.x[walk.b * a.T_len + t] + walk.channel);
-      opens[u] = t < walk.end && t > 0 && a.start && a.start[walk.b * a.T_len + t] == t;
+    for (int u = 0; u < kAhead; ++u, x += a.x.stride) {
+      in[u].clear(), age[u] = 1;
+      if (from + u < walk.count) in[u].load(x), age[u] = walk.age(a, from + u);
     }
 #pragma unroll
-    for (int u = 0; u < kAhead; ++u) {
-      const int64_t t = walk.begin + from + u;
+    for (int u = 0; u < kAhead; ++u, y += a.channels) {
       in[u].unpack(walk.x[0]);
-      if (opens[u]) walk.forget();
+      if (age[u] == 0 && walk.begin + from + u > 0) walk.forget();
       float s[N], square = 0;
       walk.convolve(s);
       each<N>([&](int i) {
@@ -114,8 +120,8 @@ __global__ void __launch_bounds__(128)
         const float factor = a.scale * rsqrtf(team_sum(square, lanes) + kEps);
         each<N>([&](int i) { s[i] *= factor; });
       }
-      if (t < walk.end) store_n<N>(a.y + (walk.b * a.T_len + t) * a.channels + walk.channel, s);
-      walk.shift();
+      if (from + u < walk.count) store_n<N>(y, s);
+      shift(walk.x);
     }
   }
 }
@@ -127,73 +133,67 @@ __global__ void __launch_bounds__(128)
   Walk<N, W, T> walk(a, walks);
   float dweight[W][N], later[W][N];
   each<W, N>([&](int j, int i) { dweight[j][i] = later[j][i] = 0.f; });
-  const int64_t reach = walk.begin < walk.end ? min(walk.end + W - 1, a.T_len) : walk.end;
+  const int64_t row_left = a.T_len - walk.begin, wanted = walk.count + W - 1;
+  const int reach = walk.count == 0 ? 0 : static_cast<int>(min(wanted, row_left));
+  const T* x = a.x[walk.row(a)] + walk.channel;
+  const T* dy = g.dy + walk.row(a) * a.channels + walk.channel;
+  T* dx = g.dx[walk.row(a) - (W - 1)] + walk.channel;
   for (int from = 0; from < steps; from += kAhead) {
-    Packed<N, T> in[kAhead], dy[kAhead];
-    int64_t age[kAhead];  // tokens of its document before it, in this row
+    Packed<N, T> in[kAhead], back[kAhead];
+    int age[kAhead];
 #pragma unroll
-    for (int u = 0; u < kAhead; ++u) {
-      const int64_t t = walk.begin + from + u;
-      in[u].clear(), dy[u].clear();
-      if (t < reach) {
-        in[u].load(a.x[walk.b * a.T_len + t] + walk.channel);
-        dy[u].load(g.dy + (walk.b * a.T_len + t) * a.channels + walk.channel);
-      }
-      age[u] = t < reach && a.start ? t - a.start[walk.b * a.T_len + t] : t;
+    for (int u = 0; u < kAhead; ++u, x += a.x.stride, dy += a.channels) {
+      in[u].clear(), back[u].clear(), age[u] = 1;
+      if (from + u < reach) in[u].load(x), back[u].load(dy), age[u] = walk.age(a, from + u);
     }
 #pragma unroll
-    for (int u = 0; u < kAhead; ++u) {
-      const int64_t t = walk.begin + from + u;
+    for (int u = 0; u < kAhead; ++u, dx += g.dx.stride) {
       in[u].unpack(walk.x[0]);
-      if (age[u] == 0 && t > 0) walk.forget();
-      float s[N], d[N], square = 0, along = 0;
+      if (age[u] == 0 && walk.begin + from + u > 0) walk.forget();
+      float s[N], open[N], d[N], square = 0, along = 0;
       walk.convolve(s);
-      dy[u].unpack(d);
+      back[u].unpack(d);
       each<N>([&](int i) {
-        const float y = s[i] * sigmoid(s[i]);
-        square += y * y;
-        along += y * d[i];
+        open[i] = sigmoid(s[i]);
+        const float z = s[i] * open[i];
+        square += z * z;
+        along += z * d[i];
       });
-      float factor = 1.f, back = 0.f;
       if (a.head) {  // y = scale z / |z|: dz = scale / |z| (dy - z <z, dy> / |z|^2)
-        const float inverse = rsqrtf(team_sum(square, lanes) + kEps);
-        factor = a.scale * inverse;
-        back = team_sum(along, lanes) * inverse * inverse;
+        const float inverse = rsqrtf(team_sum(square, lanes) + kEps), factor = a.scale * inverse;
+        along = team_sum(along, lanes) * inverse * inverse;
+        each<N>([&](int i) { d[i] = factor * (d[i] - s[i] * open[i] * along); });
       }
       each<N>([&](int i) {
-        const float open = sigmoid(s[i]);
-        d[i] = factor * (d[i] - s[i] * open * back) * silu_slope(s[i], open);
+        d[i] *= silu_slope(s[i], open[i]);
         later[0][i] = walk.weight[0][i] * d[i];
       });
 #pragma unroll
       for (int j = 1; j < W; ++j)
         if (age[u] >= j) each<N>([&](int i) { later[j][i] += walk.weight[j][i] * d[i]; });
-      if (t < walk.end) each<W, N>([&](int j, int i) { dweight[j][i] += d[i] * walk.x[j][i]; });
-      const int64_t done = t - (W - 1);
-      if (done >= walk.begin && done < walk.end)
-        store_n<N>(g.dx[walk.b * a.T_len + done] + walk.channel, later[W - 1]);
-#pragma unroll
-      for (int j = W - 1; j > 0; --j) each<N>([&](int i) { later[j][i] = later[j - 1][i]; });
-      walk.shift();
+      if (from + u < walk.count) each<W, N>([&](int j, int i) { dweight[j][i] += d[i] * walk.x[j][i]; });
+      const int done = from + u - (W - 1);
+      if (done >= 0 && done < walk.count) store_n<N>(dx, later[W - 1]);
+      shift(later);
+      shift(walk.x);
     }
   }
   if (!g.dweight) return;
   // The walks of a tile are added in order.
   __shared__ float sums[128][N * W + 1];
-  const int me = threadIdx.y * blockDim.x + threadIdx.x;
+  const int me = static_cast<int>(threadIdx.y * blockDim.x + threadIdx.x);
   each<W, N>([&](int j, int i) { sums[me][i * W + W - 1 - j] = dweight[j][i]; });
   __syncthreads();
   if (walk.channel >= a.channels) return;
   float* partial = g.partial + (static_cast<int64_t>(blockIdx.x) * a.channels + walk.channel) * W;
-  for (int c = threadIdx.y; c < N * W; c += blockDim.y) {
+  for (int c = static_cast<int>(threadIdx.y); c < N * W; c += static_cast<int>(blockDim.y)) {
     float sum = 0;
-    for (int y = 0; y < blockDim.y; ++y) sum += sums[y * blockDim.x + threadIdx.x][c];
+    for (int y = 0; y < static_cast<int>(blockDim.y); ++y) sum += sums[y * blockDim.x + threadIdx.x][c];
     partial[c] = sum;
   }
 }
 
-// --- Simple path
-// ----------------------------------------------------------------------------------------------
+// --- Simple path ---
 
 // A warp's work: one token and one head, or all its channels when there is no norm.
 template <class T>
@@ -278,59 +278,63 @@ __global__ void conv_simple_backward_kernel(ConvArgs<T> a, ConvGrads<T> g) {
   }
 }
 
-// Calls fn(Int<W>) when the fast path can take this shape, and says whether it did.
-template <class T, class Fn>
-bool fast(const ConvArgs<T>& a, bool rows_aligned, Fn&& fn) {
-  const int64_t lanes = a.head / kVec<T>;
-  if (!rows_aligned || a.channels % kVec<T> != 0 || a.head % kVec<T> != 0) return false;
-  if (lanes > kWarp || (lanes & (lanes - 1)) != 0) return false;
-  if (a.weight && a.W == 4) return fn(Int<4>{}), true;
-  if (a.W == 1) return fn(Int<1>{}), true;
-  return false;
-}
-template <class T>
+template <int N, class T>
 struct FastLaunch {
   int64_t walks;  // of a row
-  dim3 block, grid;
-  int lanes = 1;
-  explicit FastLaunch(const ConvArgs<T>& a) {
-    const int64_t vectors = a.channels / kVec<T>;
-    walks = sum_tiles(a.T_len) * (kSumTile / kWalk);
-    block = dim3(1, kSumTile / kWalk);
+  int lanes;      // of a head
+  dim3 block{1, kSumTile / kWalk}, grid;
+  explicit FastLaunch(const ConvArgs<T>& a)
+      : walks(sum_tiles(a.T_len) * (kSumTile / kWalk)), lanes(static_cast<int>(a.head / N)) {
+    const int64_t vectors = a.channels / N;
     while (block.x < kWarp && block.x < vectors) block.x *= 2;
-    grid = dim3(grid_for(a.B * walks, block.y), grid_for(vectors, block.x));
-    if (a.head) lanes = static_cast<int>(a.head / kVec<T>);
+    grid = dim3(grid_for(a.B * walks, kSumTile / kWalk), grid_for(vectors, static_cast<int>(block.x)));
   }
 };
+
+// Calls fn(FastLaunch<N, T>, Int<N>, Int<W>) when the fast path can take this shape, and says whether it did.
+// 8 bytes a thread leave room for more threads; a head wider than a warp of them takes 16.
+template <class T, class Fn>
+bool fast(const ConvArgs<T>& a, bool rows_aligned, Fn&& fn) {
+  if (!rows_aligned || a.channels % kVec<T> != 0 || a.head % kVec<T> != 0) return false;
+  const auto with_n = [&](auto n) {
+    const int64_t lanes = a.head / n;
+    if (lanes > kWarp || (lanes & (lanes - 1)) != 0) return false;
+    if (a.W == 4 && a.weight) return fn(FastLaunch<n, T>(a), n, Int<4>{}), true;
+    if (a.W == 1) return fn(FastLaunch<n, T>(a), n, Int<1>{}), true;
+    return false;
+  };
+  return with_n(Int<4>{}) || (kVec<T> == 8 && with_n(Int<kVec<T>>{}));
+}
 
 }  // namespace
 
 template <class T>
 void conv_forward(const ConvArgs<T>& a) {
   if (a.B * a.T_len * a.channels == 0) return;
-  if (!fast(a, aligned(a.y, a.cache_out, a.x, a.weight, a.cache_in), [&](auto W) {
-        const FastLaunch<T> launch(a);
+  const bool done =
+      fast(a, aligned(a.y, a.cache_out, a.x, a.weight, a.cache_in), [&](auto launch, auto N, auto W) {
         const int steps = static_cast<int>(std::min<int64_t>(kWalk, a.T_len));
-        conv_forward_kernel<kVec<T>, W>
+        conv_forward_kernel<N, W>
             <<<launch.grid, launch.block, 0, stream()>>>(a, launch.walks, steps, launch.lanes);
-      })) {
-    const int64_t warps = a.B * a.T_len * (a.head ? a.channels / a.head : 1);
-    conv_simple_kernel<<<grid_for(warps * kWarp, 256), 256, 0, stream()>>>(a, ConvGrads<T>{});
-    CUDA_CHECK_LAUNCH();
-    if (a.cache_out) conv_cache_kernel<<<grid_for(a.B * a.channels, 256), 256, 0, stream()>>>(a);
-  }
+      });
+  CUDA_CHECK_LAUNCH();
+  if (done) return;
+  const int64_t warps = a.B * a.T_len * (a.head ? a.channels / a.head : 1);
+  conv_simple_kernel<<<grid_for(warps * kWarp, 256), 256, 0, stream()>>>(a, ConvGrads<T>{});
+  CUDA_CHECK_LAUNCH();
+  if (a.cache_out && a.W > 1) conv_cache_kernel<<<grid_for(a.B * a.channels, 256), 256, 0, stream()>>>(a);
   CUDA_CHECK_LAUNCH();
 }
 
 template <class T>
 void conv_backward(const ConvArgs<T>& a, const ConvGrads<T>& g) {
   if (a.B * a.T_len * a.channels == 0) return;
-  if (!fast(a, aligned(g.dx, g.dy, a.x, a.weight, a.cache_in), [&](auto W) {
-        const FastLaunch<T> launch(a);
-        const int steps = static_cast<int>(std::min<int64_t>(kWalk, a.T_len)) + W - 1;
-        conv_backward_kernel<kVec<T>, W>
-            <<<launch.grid, launch.block, 0, stream()>>>(a, g, launch.walks, steps, launch.lanes);
-      })) {
+  const bool done = fast(a, aligned(g.dx, g.dy, a.x, a.weight, a.cache_in), [&](auto launch, auto N, auto W) {
+    const int steps = static_cast<int>(std::min<int64_t>(kWalk, a.T_len)) + W - 1;
+    conv_backward_kernel<N, W>
+        <<<launch.grid, launch.block, 0, stream()>>>(a, g, launch.walks, steps, launch.lanes);
+  });
+  if (!done) {
     const int64_t warps = a.B * a.T_len * (a.head ? a.channels / a.head : 1);
     conv_simple_kernel<<<grid_for(warps * kWarp, 256), 256, 0, stream()>>>(a, g);
     CUDA_CHECK_LAUNCH();

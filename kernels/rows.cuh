@@ -130,7 +130,7 @@ __device__ __forceinline__ void each(F&& f) {
   for (int i = 0; i < N; ++i) f(i);
 }
 
-// --- Teams: a row over a power of two of lanes, at most a warp --------------------------------------------
+// --- Teams: a row over a power of two of lanes, at most a warp ---
 
 // Lane i of the team takes the vectors i, i + lanes, ...: S of them a pass. A row that fits in one pass stays
 // in registers; a longer one is read again. A team without a row has width 0 and still joins the shuffles.
@@ -207,8 +207,7 @@ void with_team(bool rows_aligned, int64_t width, Fn&& fn) {
   });
 }
 
-// --- Elementwise work on rows of vectors
-// --------------------------------------------------------------------
+// --- Elementwise work on rows of vectors ---
 
 // A thread takes one vector of kDeep rows, reads them all, then finishes each. Op gives kInputs,
 // load(row, column, in) and finish(row, column, in).
@@ -237,8 +236,7 @@ void by_rows(Int<N>, const Op& op, int64_t n, int64_t columns) {
   CUDA_CHECK_LAUNCH();
 }
 
-// --- Column sums: the second step (rows.h)
-// ------------------------------------------------------------------
+// --- Column sums: the second step (rows.h) ---
 
 // Rows a block sums in the first step: n shared evenly among the blocks that run at once, at least kSumTile
 // each, so that no block is left for a second wave.

@@ -6,7 +6,7 @@ namespace prism::cuda {
 
 namespace {
 
-constexpr int kThreads = 256;
+constexpr int kThreads = 256, kBackThreads = 128;
 constexpr int kMostWrites = 8;  // L; the values of a token's writes live in registers
 
 __device__ float normal_cdf(float x) { return 0.5f * (1.f + erff(x * 0.70710678f)); }
@@ -123,7 +123,7 @@ __global__ void __launch_bounds__(kThreads, kMaxL <= 3 ? 4 : 2)
 // A block takes a share of the tokens and one head. A lane reads all inputs of a vector, then number by
 // number recomputes the residuals and walks the steps backwards.
 template <int N, int kMaxL, bool kSigmoid, class T>
-__global__ void __launch_bounds__(kThreads, kMaxL <= 3 ? 3 : 1)
+__global__ void __launch_bounds__(kBackThreads, kMaxL <= 3 ? 5 : 2)
     solver_backward_kernel(SolverArgs<T> a, SolverGrads<T> g, GainKind any, int lanes, int64_t share) {
   const GainKind kind = kSigmoid ? GainKind::sigmoid : any;
   const unsigned H = static_cast<unsigned>(a.H), h = blockIdx.x % H;
@@ -191,7 +191,7 @@ __global__ void __launch_bounds__(kThreads, kMaxL <= 3 ? 3 : 1)
     }
   }
   // The teams' sums in order.
-  __shared__ float sums[2][kMaxL][kThreads];
+  __shared__ float sums[2][kMaxL][kBackThreads];
   if (threadIdx.x % lanes == 0)
     each<kMaxL>([&](int l) { sums[0][l][team] = dbias[l], sums[1][l][team] = dscale[l]; });
   __syncthreads();
@@ -292,9 +292,9 @@ void solver_backward(const SolverArgs<T>& a, const SolverGrads<T>& g) {
   with_chain(a, aligned(g.dv, g.dy, g.danchor, g.dw) && aligned(a.v, a.y, a.anchor),
              [&](auto N, auto L, auto sigmoid, GainKind kind, int lanes) {
                const auto kernel = solver_backward_kernel<N, L, sigmoid, T>;
-               const int64_t share = rows_a_block(kernel, kThreads, 0, a.n, a.H);
+               const int64_t share = rows_a_block(kernel, kBackThreads, 0, a.n, a.H);
                tiles = ceil_div(a.n, share);
-               kernel<<<grid_for(tiles * a.H, 1), kThreads, 0, stream()>>>(a, g, kind, lanes, share);
+               kernel<<<grid_for(tiles * a.H, 1), kBackThreads, 0, stream()>>>(a, g, kind, lanes, share);
              });
   add_tiles(g.partial, tiles, 2, (a.L - 1) * a.H, g.dgate_bias, g.dscale);
 }
