@@ -413,12 +413,6 @@ void check(const ScanArgs<T>& args) {
 }
 
 template <class T>
-bool use_fast(const ScanArgs<T>& args) {
-  if constexpr (std::is_same_v<T, bf16>) return kernel_choice == KernelChoice::fast && fast_covers(args);
-  return false;
-}
-
-template <class T>
 void forward(const ScanArgs<T>& args, bool states_only) {
   CUDA_CHECK(
       cudaFuncSetAttribute(forward_kernel<T>, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Shared)));
@@ -438,7 +432,7 @@ size_t scan_workspace_bytes(const ScanArgs<T>& args, bool backward) {
   size_t bytes =
       static_cast<size_t>(args.B * args.H * std::max(forward_floats, backward_floats)) * sizeof(float);
   if constexpr (std::is_same_v<T, bf16>)
-    if (fast_covers(args)) bytes = std::max(bytes, fast_workspace_bytes(args, backward));
+    if (fast_covers(args, backward)) bytes = std::max(bytes, fast_workspace_bytes(args, backward));
   return bytes;
 }
 
@@ -446,7 +440,8 @@ template <class T>
 void scan_forward(const ScanArgs<T>& args) {
   check(args);
   if constexpr (std::is_same_v<T, bf16>)
-    if (use_fast(args) && !args.states) return fast_forward(args);
+    if (kernel_choice == KernelChoice::fast && !args.states && fast_covers(args, false))
+      return fast_forward(args);
   forward(args, false);
 }
 
@@ -454,6 +449,8 @@ template <class T>
 void scan_backward(const ScanArgs<T>& args, const ScanGrads<T>& grads) {
   check(args);
   PRISM_CHECK(args.states, "scan: the reverse pass needs args.states");
+  if constexpr (std::is_same_v<T, bf16>)
+    if (kernel_choice == KernelChoice::fast && fast_covers(args, true)) return fast_backward(args, grads);
   forward(args, true);
   CUDA_CHECK(
       cudaFuncSetAttribute(backward_kernel<T>, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Shared)));
