@@ -105,11 +105,12 @@ __device__ inline void load_tile(const Tile& tile, const bf16* from, int64_t str
   int thread;  // volatile: found again at each use rather than kept, with all that follows from it, in
                // registers
   asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
-  for (int i = thread; i < 64 << shift; i += static_cast<int>(blockDim.x)) {
-    const int row = i >> shift, unit = i & (tile.units - 1);
-    const bool valid = row < rows && unit * 8 < width;
-    copy_async(tile.piece(row, unit), valid ? from + row * stride + unit * 8 : from, valid);
-  }
+  const int unit = thread & (tile.units - 1), step = static_cast<int>(blockDim.x) >> shift;
+  int row = thread >> shift;
+  if (unit * 8 >= width) rows = 0;
+  from += row * stride + unit * 8;
+#pragma unroll 4
+  for (; row < 64; row += step, from += step * stride) copy_async(tile.piece(row, unit), from, row < rows);
 }
 
 // Exchanges words among the four lanes of a quad: lane t's word s goes to lane s's word t.

@@ -81,6 +81,16 @@ __device__ void scale_operand(TokenOperand<MT>& a, const float* scale) {
     for (int p = 0; p < 4; ++p) scale_columns(a[mt][p], scale + 16 * p);
 }
 
+template <int MT, int KP>
+__device__ void scale_state(StateRegisters<MT, KP>& S, float scale) {
+#pragma unroll
+  for (int mt = 0; mt < MT; ++mt)
+#pragma unroll
+    for (int kt = 0; kt < KP / 8; ++kt)
+#pragma unroll
+      for (int c = 0; c < 4; ++c) S[mt][kt][c] *= scale;
+}
+
 // x[v][i] += sum_k S[v][k] key[i][k]
 template <int MT, int KP>
 __device__ void add_state_key(TokenSums<MT>& x, const StateRegisters<MT, KP>& S, const Tile& key) {

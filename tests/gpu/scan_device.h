@@ -28,7 +28,11 @@ class DeviceScan {
     args.states = nullptr;
     scan_forward(Device::cuda, args);
   }
-  void backward() { scan_backward(Device::cuda, args_, grads_); }
+  void backward() {
+    ScanArgs<T> args = args_;
+    args.o = nullptr, args.final_state = nullptr;  // the forward pass has written them
+    scan_backward(Device::cuda, args, grads_);
+  }
   void fetch() {
     for (const Output& o : outputs_) copy_out(Device::cuda, o.host, o.device, o.bytes);
   }
