@@ -86,8 +86,8 @@ void Engine::load(std::span<const Batch> batches) {
     copy_batch(batches[static_cast<size_t>(i)], i, true);
     scored += batches[static_cast<size_t>(i)].scored;
   }
-  dispatch(scale_.dtype, [&]<class A>(Tag<A>) {
-    const A scale = A(scored > 0 ? 1 / acc_t<A>(scored) : 0);
+  dispatch_acc(scale_.dtype, [&]<class A>(Tag<A>) {
+    const A scale = scored > 0 ? 1 / A(scored) : A(0);
     copy_in(model_.device(), scale_.data, &scale, sizeof scale);
   });
 }
@@ -113,7 +113,7 @@ void Engine::gradients(Tensor loss, Activations* activations) {
     arena_->reset();
     Tape tape(*arena_, model_.dtype(), true);
     micro_step(tape, model_, inputs(i), ints(kTargets, i), scale_, row_loss_, activations);
-    dispatch(loss.dtype, [&]<class A>(Tag<A>) {
+    dispatch_acc(loss.dtype, [&]<class A>(Tag<A>) {
       sum_into<A>(device, loss.ptr<A>(), row_loss_.ptr<A>(), scale_.ptr<A>(), B_ * T_);
     });
   }
