@@ -4,11 +4,10 @@
 
 #include <cstdint>
 #include <functional>
-#include <optional>
 #include <string>
 #include <vector>
 
-#include "data/loader.h"
+#include "data/shards.h"
 #include "data/text.h"
 #include "data/tokenizer.h"
 
@@ -24,8 +23,7 @@ struct TokenizeOptions {
   int64_t shard_tokens = 100'000'000;
   int64_t limit_tokens = INT64_MAX;  // stop after the document that reaches it
   int threads = 1;
-  bool skip_bad = false;  // count documents that cannot be read, instead of throwing
-  std::string command;    // for dataset.json
+  std::string command;  // for dataset.json
 };
 
 struct TokenizeProgress {
@@ -34,11 +32,12 @@ struct TokenizeProgress {
   int64_t empty = 0, skipped = 0;  // documents without text; unreadable ones
 };
 
+using Report = std::function<void(const TokenizeProgress&)>;  // called often, by one thread at a time
+
 // Writes a data set. Each document is bos + ids; which ones are validation depends on their text (its first
-// part for a long plain text) alone. The output is byte-identical for any number of threads. Throws for the
-// first bad input in reading order, or when there are no tokens; `out` appears only when all is written.
-TokenizeProgress tokenize(const TokenizeOptions& options,
-                          const std::function<void(const TokenizeProgress&)>& report);
+// part for a long plain text) alone. The output is byte-identical for any number of threads. Throws for bad
+// input and when there are no tokens; `out` appears only when all is written.
+TokenizeProgress tokenize(const TokenizeOptions& options, const Report& report);
 
 struct Dataset {
   Tokenizer tokenizer;
@@ -48,24 +47,5 @@ struct Dataset {
 bool is_dataset(const std::string& path);
 // Opens a data set; throws when a shard or the tokenizer disagrees with dataset.json.
 Dataset open_dataset(const std::string& directory);
-
-struct SourceOptions {
-  bool raw_u16 = false;  // .bin files are uint16 ids without a header
-  // Without validation data of their own, keep the last tenth of each file for it; false: all is in both.
-  bool hold_out = true;
-};
-
-struct Sources {
-  std::optional<Tokenizer> tokenizer;  // of the text and data sets; none when there are only .bin files
-  std::vector<WeightedStream> train;   // one stream, or one for each weighted path
-  TokenStream val;
-};
-
-// What --data and --val name: data set directories, .bin shards, text files and directories of them
-// (tokenized here, a file is a document; .jsonl holds many), each with an optional weight, "PATH:0.7". Text
-// goes through `tokenizer`, else a data set's, else bytes. Throws when a data set was made with another
-// tokenizer.
-Sources open_sources(const std::vector<std::string>& paths, std::optional<Tokenizer> tokenizer,
-                     const SourceOptions& options = {});
 
 }  // namespace prism

@@ -10,8 +10,6 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstring>
-#include <filesystem>
-#include <utility>
 
 #include "data/text.h"
 
@@ -19,7 +17,6 @@ namespace prism {
 namespace {
 
 constexpr int32_t kMagic16 = 20240520, kMagic32 = 20240801;
-constexpr int32_t kVersion16 = 1, kVersion32 = 7;
 using Header = std::array<int32_t, 256>;
 
 [[noreturn]] void foreign_id(const TokenSpan& span, int64_t i, int64_t vocab) {
@@ -53,15 +50,14 @@ TokenSpan open_shard(const std::string& path, bool raw_u16) {
   const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
   PRISM_CHECK(file >= 0, path, ": ", std::strerror(errno));
   struct stat info {};
-  const bool known = ::fstat(file, &info) == 0 && S_ISREG(info.st_mode);
+  const bool known = ::fstat(file, &info) == 0 && S_ISREG(info.st_mode) && info.st_size > 0;
   const auto size = static_cast<size_t>(known ? info.st_size : 0);
-  void* memory = size > 0 ? ::mmap(nullptr, size, PROT_READ, MAP_SHARED, file, 0) : nullptr;
+  void* memory = known ? ::mmap(nullptr, size, PROT_READ, MAP_SHARED, file, 0) : MAP_FAILED;
   ::close(file);
-  PRISM_CHECK(known, path, ": expected a file of token ids");
-  PRISM_CHECK(size > 0, path, ": empty, expected token ids");
+  PRISM_CHECK(known, path, ": expected a file of token ids, got ",
+              S_ISREG(info.st_mode) ? "an empty one" : "another thing");
   PRISM_CHECK(memory != MAP_FAILED, path, ": cannot map it: ", std::strerror(errno));
-  const std::shared_ptr<const void> owner(memory,
-                                          [size](const void* m) { ::munmap(const_cast<void*>(m), size); });
+  const std::shared_ptr<const void> owner(memory, [size](void* m) { ::munmap(m, size); });
 
   const char* bytes = static_cast<const char*>(memory);
   refuse_lfs_pointer({bytes, size}, path);
@@ -78,8 +74,8 @@ TokenSpan open_shard(const std::string& path, bool raw_u16) {
   const auto [magic, version, count] = header;
   PRISM_CHECK(magic == kMagic16 || magic == kMagic32, path, ": byte 0: expected the magic ", kMagic16, " or ",
               kMagic32, ", got ", magic);
-  PRISM_CHECK(version == 1 || (magic == kMagic32 && version == kVersion32), path,
-              ": byte 4: expected version ", magic == kMagic16 ? "1" : "7 or 1", ", got ", version);
+  PRISM_CHECK(version == 1 || (magic == kMagic32 && version == 7), path, ": byte 4: expected version ",
+              magic == kMagic16 ? "1" : "7 or 1", ", got ", version);
   span.width = magic == kMagic16 ? 2 : 4;
   span.count = count;
   const auto body = static_cast<int64_t>(size - sizeof(Header));
@@ -90,28 +86,18 @@ TokenSpan open_shard(const std::string& path, bool raw_u16) {
 }
 
 ShardWriter::ShardWriter(std::string path, int width)
-    : path_(std::move(path)), temporary_(path_ + ".tmp"), width_(width) {
-  file_ = std::fopen(temporary_.c_str(), "wb");
-  PRISM_CHECK(file_, temporary_, ": ", std::strerror(errno));
-  try {
-    const Header none{};
-    write(none.data(), sizeof none);
-  } catch (...) {
-    std::fclose(file_);
-    std::remove(temporary_.c_str());
-    throw;
-  }
-}
-
-ShardWriter::~ShardWriter() {
-  if (!file_) return;
-  std::fclose(file_);
-  std::remove(temporary_.c_str());
+    : path_(std::move(path)), width_(width), file_(std::fopen(path_.c_str(), "wb"), std::fclose) {
+  PRISM_CHECK(file_, path_, ": ", std::strerror(errno));
+  write_header();
 }
 
 void ShardWriter::write(const void* bytes, size_t size) {
-  PRISM_CHECK(std::fwrite(bytes, 1, size, file_) == size, temporary_,
-              ": cannot write: ", std::strerror(errno));
+  PRISM_CHECK(std::fwrite(bytes, 1, size, file_.get()) == size, path_, ": ", std::strerror(errno));
+}
+
+void ShardWriter::write_header() {
+  const Header header{width_ == 2 ? kMagic16 : kMagic32, width_ == 2 ? 1 : 7, static_cast<int32_t>(count_)};
+  write(header.data(), sizeof header);
 }
 
 void ShardWriter::append(const int32_t* ids, int64_t count) {
@@ -122,17 +108,9 @@ void ShardWriter::append(const int32_t* ids, int64_t count) {
 }
 
 void ShardWriter::finish() {
-  Header header{};
-  header[0] = width_ == 2 ? kMagic16 : kMagic32;
-  header[1] = width_ == 2 ? kVersion16 : kVersion32;
-  header[2] = static_cast<int32_t>(count_);
-  std::rewind(file_);
-  write(header.data(), sizeof header);
-  const bool closed = std::fclose(std::exchange(file_, nullptr)) == 0;
-  const int reason = errno;
-  if (!closed) std::remove(temporary_.c_str());
-  PRISM_CHECK(closed, temporary_, ": cannot write: ", std::strerror(reason));
-  std::filesystem::rename(temporary_, path_);
+  std::rewind(file_.get());
+  write_header();
+  PRISM_CHECK(std::fclose(file_.release()) == 0, path_, ": ", std::strerror(errno));
 }
 
 void TokenStream::append(TokenSpan span) {

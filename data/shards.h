@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <cstdio>
 #include <memory>
 #include <string>
 #include <vector>
@@ -35,23 +36,22 @@ TokenSpan span_of(std::vector<int32_t> ids, const std::string& file);
 // Git LFS pointer, or no ids.
 TokenSpan open_shard(const std::string& path, bool raw_u16 = false);
 
-// Writes a shard: to PATH.tmp, which becomes PATH in finish(). Every failed write throws; a writer destroyed
-// before finish() leaves nothing behind.
+// Writes a shard. Its header says 0 ids, which no reader accepts, until finish(). Every failed write throws.
 class ShardWriter {
  public:
   ShardWriter(std::string path, int width);
-  ~ShardWriter();
-  ShardWriter(const ShardWriter&) = delete;
   void append(const int32_t* ids, int64_t count);
+  const std::string& path() const { return path_; }
   int64_t count() const { return count_; }
   void finish();
 
  private:
   void write(const void* bytes, size_t size);
-  std::string path_, temporary_;
+  void write_header();
+  std::string path_;
   int width_;
   int64_t count_ = 0;
-  std::FILE* file_;
+  std::unique_ptr<std::FILE, int (*)(std::FILE*)> file_;
 };
 
 // Spans one after another.

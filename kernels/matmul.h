@@ -23,4 +23,9 @@ PRISM_KERNEL(matmul, (Rows<T> c, const MatmulArgs<T>& args), (c, args))
 // C in the accumulation type (parameter gradients).
 PRISM_KERNEL(matmul_acc, (Rows<acc_t<T>> c, const MatmulArgs<T>& args), (c, args))
 
+// From now on float products on cuda may round their operands to TF32 (10 bits of mantissa). Off at start.
+namespace cuda {
+void use_tf32(bool on);
+}
+
 }  // namespace prism

@@ -2,6 +2,8 @@
 // columns of the fused projection [n, q | k | v | g | a | b].
 #pragma once
 
+#include <concepts>
+
 #include "tensor/dispatch.h"
 
 namespace prism {
@@ -13,7 +15,10 @@ struct Rows {
 
   PRISM_HD T* operator[](int64_t row) const { return data + row * stride; }
   PRISM_HD explicit operator bool() const { return data != nullptr; }
-  operator Rows<const T>() const { return {data, stride}; }
+  template <std::same_as<const T> U>
+  operator Rows<U>() const {
+    return {data, stride};
+  }
 };
 
 inline constexpr double kL2NormEps = 1e-6;  // in l2norm(x) = x / sqrt(sum x^2 + eps), SPEC section 3

@@ -26,25 +26,27 @@ using ConstStrided = Eigen::Map<const Matrix<T>, 0, Eigen::OuterStride<>>;
 
 constexpr Index kTile = 8;  // rows a triangular solve takes by substitution between its matrix products
 
-// What both passes hold of one chunk of one head. A token reads the state twice: by q_i after its own writes
-// and, for the erasure, by k_i before them; it writes m times, each distinct key once.
-//
-//   read_rows [r n, K]  q; k                    r = 2 with erasure, else 1
-//   key_rows  [m n, K]  k; kappa (or kappa)     where k is both, it stands once for both
-//   U         [m n, V]  values written: U_0 = w_1 - beta E where a key is k, else w_l
-//   E         [n, V]    E_i = alpha_i S_{i-1} k_i, what the state recalls for k_i before token i
-//   Gamma     [n, n]    decay from token j to token i, a [n] from before the chunk, b [n] to its end
-//   scores    [r n, m n] Gamma . (q; k) keys^T, for k without the diagonal
+// What both passes hold of one chunk of n tokens of one head. A token reads the state twice: by q after its
+// own writes and, to erase, by k before them. It writes m times, each distinct key once.
 template <class T>
 struct Chunk {
   const ScanArgs<T>& in;
-  const Index b, h, m, r, lead;
-  const bool keeps_k;  // k stands in `rows`
-  Index c0 = 0, n = 0;
-  Matrix<T> rows, carried_reads, carried_keys, U, Gamma, scores;
-  Vector<T> a, b_end, beta;
+  const Index b, h;      // batch row, head
+  const Index m;         // keys a token writes to
+  const Index r;         // reads a token makes: 2 with erasure, else 1
+  const Index lead;      // keys before that of w_1: 1 when k erases and nothing else
+  const bool keeps_k;    // k is among the keys
+  Index c0 = 0, n = 0;   // first token, tokens
+  Matrix<T> rows;        // [(1 + m) n, K]  q; k; kappa. The first r n rows read, all but the first n are keys
+  Matrix<T> reads_a;     // [r n, K]  the reads times a, as the state before the chunk sees them
+  Matrix<T> keys_b;      // [m n, K]  the keys times b, as the state after the chunk sees them
+  Matrix<T> U;           // [m n, V]  values written: U_0 = w_1 - beta E for the key k, else w_l
+  Matrix<T> results;     // [r n, V]  o; E: what the reads find. E_i = alpha_i S_{i-1} k_i
+  Matrix<T> Gamma;       // [n, n]    decay from token j to token i
+  Matrix<T> scores;      // [r n, m n] Gamma . (reads keys^T); for k's reads without the diagonal
+  Vector<T> a, b_decay;  // [n]  decay from before the chunk to token i; from token j to the chunk's end
+  Vector<T> beta;        // [n]
 
-  // `lead`: key blocks before that of the first write of `w`, 1 when k erases only.
   Chunk(const ScanArgs<T>& args, Index head)
       : in(args),
         b(head / args.H),
@@ -54,9 +56,9 @@ struct Chunk {
         lead(m - args.L),
         keeps_k(m > args.extra_keys()) {
     const Index C = std::min(in.C, in.T_len);
-    rows.resize((1 + m) * C, in.K), carried_reads.resize(r * C, in.K), carried_keys.resize(m * C, in.K);
-    U.resize(m * C, in.V), Gamma.setZero(C, C), scores.resize(r * C, m * C);
-    a.resize(C), b_end.resize(C), beta.resize(C);
+    rows.resize((1 + m) * C, in.K), reads_a.resize(r * C, in.K), keys_b.resize(m * C, in.K);
+    U.resize(m * C, in.V), results.resize(r * C, in.V), Gamma.setZero(C, C), scores.resize(r * C, m * C);
+    a.resize(C), b_decay.resize(C), beta.resize(C);
   }
 
   // This chunk's rows of entry `i` of `count` in a tensor [B,T,count,H,width].
@@ -67,11 +69,11 @@ struct Chunk {
                Eigen::OuterStride<>(count * in.H * width));
   }
 
-  auto read_rows() { return rows.topRows(r * n); }
-  auto key_rows() { return rows.middleRows(n, m * n); }
-  // Block (read, key) of an [r n, m n] matrix.
-  auto block(Matrix<T>& x, Index read, Index key) { return x.block(read * n, key * n, n, n); }
+  auto reads() { return rows.topRows(r * n); }
+  auto keys() { return rows.middleRows(n, m * n); }
+  // Block i of n rows; block (read, key) of an [r n, m n] matrix.
   auto rows_of(Matrix<T>& x, Index i) { return x.middleRows(i * n, n); }
+  auto block(Matrix<T>& x, Index read, Index key) { return x.block(read * n, key * n, n, n); }
 
   void load(Index chunk) {
     c0 = chunk * in.C, n = std::min(in.C, in.T_len - c0);
@@ -83,13 +85,13 @@ struct Chunk {
     for (Index l = 0; l < in.L; ++l) rows_of(U, lead + l) = slice(in.w, in.L, l, in.V);
     if (in.beta) beta.head(n) = slice(in.beta, 1, 0, 1).array();
     decay();
-    for (Index i = 0; i < r; ++i) rows_of(carried_reads, i) = rows_of(rows, i).array().colwise() * a.head(n);
+    for (Index i = 0; i < r; ++i) rows_of(reads_a, i) = rows_of(rows, i).array().colwise() * a.head(n);
     for (Index i = 0; i < m; ++i)
-      rows_of(carried_keys, i) = rows_of(rows, 1 + i).array().colwise() * b_end.head(n);
+      rows_of(keys_b, i) = rows_of(rows, 1 + i).array().colwise() * b_decay.head(n);
   }
 
   // Gamma, a and b, from each token downwards: products of alphas, never differences of sums. What falls
-  // under `least` counts as 0, for products with subnormal numbers take a hundred times as long.
+  // under `least` counts as 0, for arithmetic on subnormal numbers is slow (30 times, here).
   void decay() {
     constexpr T least = std::numeric_limits<T>::min() / std::numeric_limits<T>::epsilon();
     const int32_t* start = in.start ? in.start + b * in.T_len + c0 : nullptr;
@@ -103,16 +105,16 @@ struct Chunk {
       for (Index j = first; j < i; ++j) Gamma(i, j) = decayed(Gamma(i - 1, j));
       Gamma(i, i) = 1;
     }
-    b_end.head(n) = Gamma.row(n - 1).head(n).transpose().array();
+    b_decay.head(n) = Gamma.row(n - 1).head(n).transpose().array();
   }
 
-  // scores of reads [first, r)
+  // scores of reads [first, r).
   void score(Index first) {
     auto block_rows = scores.block(first * n, 0, (r - first) * n, m * n);
-    block_rows.noalias() = rows.middleRows(first * n, (r - first) * n) * key_rows().transpose();
+    block_rows.noalias() = rows.middleRows(first * n, (r - first) * n) * keys().transpose();
     for (Index read = first; read < r; ++read) mask(scores, read);
   }
-  // Gamma . x for the blocks of one read; k_i does not see token i's own writes.
+  // Gamma . x in the blocks of one read; k_i does not see token i's own writes.
   void mask(Matrix<T>& x, Index read) {
     for (Index key = 0; key < m; ++key) {
       block(x, read, key).array() *= Gamma.topLeftCorner(n, n).array();
@@ -120,26 +122,25 @@ struct Chunk {
     }
   }
 
-  // Reads [first, r) of the chunk: `results` [r n, V], row i of q's block is o_i, of k's block E_i. Turns U_0
-  // from w_1 into w_1 - beta E.
-  void read(const State<T>& S, Matrix<T>& results, Index first) {
+  // results of reads [first, r): a . (reads S^T) + scores U. Turns U_0 from w_1 into w_1 - beta E on the way.
+  void read(const State<T>& S, Index first) {
     const Index from = first * n, count = (r - first) * n;
     auto result = results.middleRows(from, count);
     if (n > 1)
-      result.noalias() = carried_reads.middleRows(from, count) * S.transpose();
+      result.noalias() = reads_a.middleRows(from, count) * S.transpose();
     else  // a decoding step: matrix times vector, for packing S would take longer than using it
-      for (Index i = from; i < r; ++i) results.row(i).noalias() = carried_reads.row(i) * S.transpose();
+      for (Index i = from; i < r; ++i) results.row(i).noalias() = reads_a.row(i) * S.transpose();
     const Index known = in.beta ? 1 : 0;  // key blocks from here on have their values already
     if (m > known)
       result.noalias() +=
           scores.block(from, known * n, count, (m - known) * n) * U.middleRows(known * n, (m - known) * n);
     if (!in.beta) return;
-    substitute(results);
+    substitute();
     if (first == 0) rows_of(results, 0).noalias() += block(scores, 0, 0) * rows_of(U, 0);
   }
 
-  // E_i += sum_{j<i} N_ij U_j,  U_i = w_i - beta_i E_i,  N = the scores of k by k
-  void substitute(Matrix<T>& results) {
+  // E_i += sum_{j<i} N_ij U_j,  U_i = w_i - beta_i E_i,  N the scores of k with itself.
+  void substitute() {
     auto E = rows_of(results, 1);
     auto U0 = rows_of(U, 0);
     const auto N = block(scores, 1, 0);
@@ -153,13 +154,13 @@ struct Chunk {
     }
   }
 
-  // next = a_n S + sum_j b_j U_j key_j^T; next may be S
+  // next = a_n S + U^T keys_b; next may be S.
   void write(const State<T>& S, State<T> next) {
     next = a(n - 1) * S;
     if (n > 1)
-      next.noalias() += U.topRows(m * n).transpose() * carried_keys.topRows(m * n);
+      next.noalias() += U.topRows(m * n).transpose() * keys_b.topRows(m * n);
     else
-      for (Index i = 0; i < m; ++i) next.noalias() += U.row(i).transpose() * carried_keys.row(i);
+      for (Index i = 0; i < m; ++i) next.noalias() += U.row(i).transpose() * keys_b.row(i);
   }
 };
 
@@ -176,58 +177,69 @@ State<T> state_of(Index head, const ScanArgs<T>& args, T* memory, const T* from,
   return S;
 }
 
-// The reverse pass of one head: gradients of a chunk's parts, each named d and of its part's shape.
+// The reverse pass of one head. dX is the gradient of X and has its shape.
 template <class T>
 struct Reverse : Chunk<T> {
-  using Chunk<T>::in, Chunk<T>::n, Chunk<T>::m, Chunk<T>::r, Chunk<T>::U, Chunk<T>::scores, Chunk<T>::beta;
-  using Chunk<T>::rows_of, Chunk<T>::block, Chunk<T>::slice, Chunk<T>::a, Chunk<T>::b_end;
+  using Base = Chunk<T>;
+  using Base::a, Base::b_decay, Base::beta, Base::block, Base::c0, Base::in, Base::keys, Base::keys_b,
+      Base::m;
+  using Base::mask, Base::n, Base::r, Base::reads, Base::reads_a, Base::rows_of, Base::scores, Base::slice;
+  using Base::U;
   const ScanGrads<T>& grads;
   Matrix<T> dS_memory;
-  State<T> dS;
-  Matrix<T> dresults, dU, dscores, dreads, dkeys, flow, E;
+  State<T> dS;      // of the state after the chunk; `reverse` turns it into that of the state before
+  Matrix<T> all_E;  // [T, V]  E of every chunk, kept from the walk forwards
+  Matrix<T> dresults, dU, dscores, dreads, dkeys;
+  Matrix<T> flow;                   // [n, n]  see decays()
+  Vector<T> flow_before, crossing;  // [n]
 
   Reverse(const ScanArgs<T>& args, const ScanGrads<T>& g, Index head)
-      : Chunk<T>(args, head),
-        grads(g),
-        dS(state_of(head, args, g.dinitial_state, g.dfinal_state, dS_memory)) {
+      : Base(args, head), grads(g), dS(state_of(head, args, g.dinitial_state, g.dfinal_state, dS_memory)) {
     const Index C = std::min(in.C, in.T_len);
+    if (in.beta) all_E.resize(in.T_len, in.V);
     dresults.resize(r * C, in.V), dU.resize(m * C, in.V), dscores.resize(r * C, m * C);
     dreads.resize(r * C, in.K), dkeys.resize(m * C, in.K), flow.resize(C, C);
-    if (in.beta) E.resize(in.T_len, in.V);
+    flow_before.resize(C), crossing.resize(C);
   }
 
-  void chunk(const State<T>& S) {
-    this->score(0);
-    if (in.beta) rows_of(U, 0).array() -= E.middleRows(this->c0, n).array().colwise() * beta.head(n);
-    rows_of(dresults, 0) = slice(grads.d_o, 1, 0, in.V);
+  auto E() { return all_E.middleRows(c0, n); }
+
+  // One chunk, loaded; S is the state before it.
+  void reverse(const State<T>& S) {
+    Base::score(0);
+    if (in.beta) rows_of(U, 0).array() -= E().array().colwise() * beta.head(n);
     values();
-    keys(S);
-    if (in.g) decays(S);
     auto scored = dscores.topLeftCorner(r * n, m * n);
-    for (Index read = 0; read < r; ++read) this->mask(dscores, read);
-    for (Index i = 0; i < r; ++i) rows_of(dreads, i).array().colwise() *= a.head(n);
-    for (Index i = 0; i < m; ++i) rows_of(dkeys, i).array().colwise() *= b_end.head(n);
-    dreads.topRows(r * n).noalias() += scored * this->key_rows();
-    dkeys.topRows(m * n).noalias() += scored.transpose() * this->read_rows();
+    scored.noalias() = dresults.topRows(r * n) * U.topRows(m * n).transpose();
+    dreads.topRows(r * n).noalias() = dresults.topRows(r * n) * S;
+    dkeys.topRows(m * n).noalias() = U.topRows(m * n) * dS;
+    if (in.g) decays(S);
+    for (Index i = 0; i < r; ++i) {
+      mask(dscores, i);
+      rows_of(dreads, i).array().colwise() *= a.head(n);
+    }
+    for (Index i = 0; i < m; ++i) rows_of(dkeys, i).array().colwise() *= b_decay.head(n);
+    dreads.topRows(r * n).noalias() += scored * keys();
+    dkeys.topRows(m * n).noalias() += scored.transpose() * reads();
     dS *= a(n - 1);
-    dS.noalias() += dresults.topRows(r * n).transpose() * this->carried_reads.topRows(r * n);
+    dS.noalias() += dresults.topRows(r * n).transpose() * reads_a.topRows(r * n);
     store();
   }
 
-  // dU = scores^T dresults + (b . keys) dS^T, where dresults' part for E, -beta dU_0, comes from dU itself.
+  // dU = keys_b dS^T + scores^T dresults, where the part of dresults for E, -beta dU_0, comes from dU itself.
   void values() {
+    rows_of(dresults, 0) = slice(grads.d_o, 1, 0, in.V);
     auto all = dU.topRows(m * n);
-    all.noalias() = this->carried_keys.topRows(m * n) * dS.transpose();
+    all.noalias() = keys_b.topRows(m * n) * dS.transpose();
     all.noalias() += scores.topLeftCorner(n, m * n).transpose() * rows_of(dresults, 0);
     if (!in.beta) return;
     substitute_back();
     if (m > 1)
       dU.middleRows(n, (m - 1) * n).noalias() +=
           scores.block(n, n, n, (m - 1) * n).transpose() * rows_of(dresults, 1);
-    auto dbeta = slice(grads.dbeta, 1, 0, 1);
-    dbeta = -(rows_of(dU, 0).array() * E.middleRows(this->c0, n).array()).rowwise().sum().matrix();
+    slice(grads.dbeta, 1, 0, 1) = -rows_of(dU, 0).cwiseProduct(E()).rowwise().sum();
   }
-  // dU_j += sum_{i>j} N_ij dE_i,  dE_j = -beta_j dU_j, last token first
+  // dU_j += sum_{i>j} N_ij dE_i,  dE_j = -beta_j dU_j, last token first.
   void substitute_back() {
     auto dE = rows_of(dresults, 1);
     auto dU0 = rows_of(dU, 0);
@@ -243,37 +255,27 @@ struct Reverse : Chunk<T> {
     }
   }
 
-  // Not yet times Gamma, a and b: what scores, reads and keys get from each other and from the two states.
-  void keys(const State<T>& S) {
-    dscores.topLeftCorner(r * n, m * n).noalias() = dresults.topRows(r * n) * U.topRows(m * n).transpose();
-    dreads.topRows(r * n).noalias() = dresults.topRows(r * n) * S;
-    dkeys.topRows(m * n).noalias() = U.topRows(m * n) * dS;
-  }
-
-  // flow_ij [n, n]: the part of the loss that goes from token j's writes through the decay to token i's
-  // reads, row n's also to the state after; from_before_i: from the state before. dg_m is all that crosses m:
-  // the sum over i >= m and j < m. Nothing is subtracted, so a decay of 0 has a gradient of exactly 0.
+  // flow_ij is what the loss owes to token j's writes reaching token i's reads, in row n also the state
+  // after; flow_before_i, to the state before reaching them. dg_t is all that crosses t: the sum over i >= t,
+  // j < t. Nothing is subtracted, so the gradient of a decay that lets nothing through is exactly 0.
   void decays(const State<T>& S) {
-    auto through = flow.topLeftCorner(n, n).array();
-    through.setZero();
-    Vector<T> from_before = Vector<T>::Zero(n), crossing = Vector<T>::Zero(n);
+    auto from_writes = flow.topLeftCorner(n, n);
+    auto from_before = flow_before.head(n);
+    from_writes.setZero(), from_before.setZero(), crossing.setZero();
     for (Index i = 0; i < r; ++i) {
-      for (Index key = 0; key < m; ++key)
-        through += block(scores, i, key).array() * block(dscores, i, key).array();
-      from_before += (rows_of(dreads, i).array() * rows_of(this->carried_reads, i).array()).rowwise().sum();
+      for (Index j = 0; j < m; ++j) from_writes += block(scores, i, j).cwiseProduct(block(dscores, i, j));
+      from_before += rows_of(dreads, i).cwiseProduct(rows_of(reads_a, i)).rowwise().sum().array();
     }
-    for (Index key = 0; key < m; ++key)
-      through.row(n - 1) += (rows_of(dkeys, key).array() * rows_of(this->carried_keys, key).array())
-                                .rowwise()
-                                .sum()
-                                .transpose();
-    from_before(n - 1) += a(n - 1) * (dS.array() * S.array()).sum();
+    for (Index j = 0; j < m; ++j)
+      from_writes.row(n - 1) +=
+          rows_of(dkeys, j).cwiseProduct(rows_of(keys_b, j)).rowwise().sum().transpose();
+    from_before(n - 1) += a(n - 1) * dS.cwiseProduct(S).sum();
     auto dg = slice(grads.dg, 1, 0, 1);
-    T total = 0;
+    T crossing_before = 0;
     for (Index t = n - 1; t >= 0; --t) {
-      crossing += through.row(t).transpose();
-      total += from_before(t);
-      dg(t, 0) = total + crossing.head(t).sum();
+      crossing.head(n) += from_writes.row(t).transpose().array();
+      crossing_before += from_before(t);
+      dg(t, 0) = crossing_before + crossing.head(t).sum();
     }
   }
 
@@ -283,11 +285,11 @@ struct Reverse : Chunk<T> {
       auto dk = slice(grads.dk, 1, 0, in.K);
       dk.setZero();
       if (in.beta) dk += rows_of(dreads, 1);
-      if (this->keeps_k) dk += rows_of(dkeys, 0);
+      if (Base::keeps_k) dk += rows_of(dkeys, 0);
     }
     const Index M = in.extra_keys();
     for (Index i = 0; i < M; ++i) slice(grads.dkappa, M, i, in.K) = rows_of(dkeys, m - M + i);
-    for (Index l = 0; l < in.L; ++l) slice(grads.dw, in.L, l, in.V) = rows_of(dU, this->lead + l);
+    for (Index l = 0; l < in.L; ++l) slice(grads.dw, in.L, l, in.V) = rows_of(dU, Base::lead + l);
   }
 };
 
@@ -302,14 +304,14 @@ template <class T>
 void scan_forward(const ScanArgs<T>& args) {
   parallel_for(args.B * args.H, [&](int64_t head) {
     Chunk<T> chunk(args, head);
-    Matrix<T> memory, results(chunk.r * std::min(args.C, args.T_len), args.V);
+    Matrix<T> memory;
     State<T> S = state_of(head, args, args.final_state, args.initial_state, memory);
     for (Index c = 0; c < args.chunks(); ++c) {
       if (args.states) chunk_state(args, head, c) = S;
       chunk.load(c);
       chunk.score(0);
-      chunk.read(S, results, 0);
-      chunk.slice(args.o, 1, 0, args.V) = chunk.rows_of(results, 0);
+      chunk.read(S, 0);
+      chunk.slice(args.o, 1, 0, args.V) = chunk.rows_of(chunk.results, 0);
       chunk.write(S, S);
     }
   });
@@ -320,21 +322,21 @@ void scan_backward(const ScanArgs<T>& args, const ScanGrads<T>& grads) {
   PRISM_CHECK(args.states, "scan_backward: args.states is null, expected scratch for the chunk states");
   parallel_for(args.B * args.H, [&](int64_t head) {
     Reverse<T> chunk(args, grads, head);
-    Matrix<T> memory, results(chunk.r * std::min(args.C, args.T_len), args.V);
+    Matrix<T> memory;
     chunk_state(args, head, 0) = state_of<T>(head, args, nullptr, args.initial_state, memory);
     for (Index c = 0; c < args.chunks(); ++c) {
       const State<T> S = chunk_state(args, head, c);
       chunk.load(c);
       if (args.beta) {
         chunk.score(1);
-        chunk.read(S, results, 1);
-        chunk.E.middleRows(chunk.c0, chunk.n) = chunk.rows_of(results, 1);
+        chunk.read(S, 1);
+        chunk.E() = chunk.rows_of(chunk.results, 1);
       }
       if (c + 1 < args.chunks()) chunk.write(S, chunk_state(args, head, c + 1));
     }
     for (Index c = args.chunks() - 1; c >= 0; --c) {
       chunk.load(c);
-      chunk.chunk(chunk_state(args, head, c));
+      chunk.reverse(chunk_state(args, head, c));
     }
   });
 }

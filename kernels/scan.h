@@ -37,8 +37,8 @@ struct ScanArgs {
   int64_t C = 64;         // chunk size
   int own_first_key = 0;  // 1: kappa holds kappa_1 too
 
-  int64_t extra_keys() const { return L - 1 + own_first_key; }  // M
-  int64_t chunks() const { return (T_len + C - 1) / C; }        // N
+  constexpr int64_t extra_keys() const { return L - 1 + own_first_key; }  // M
+  constexpr int64_t chunks() const { return (T_len + C - 1) / C; }        // N
 };
 
 // Gradients of the inputs above, each of its input's shape, all overwritten (=). Any may be null where the

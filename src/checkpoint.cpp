@@ -85,7 +85,8 @@ std::string newest_checkpoint(const std::string& dir) {
 
 CheckpointWriter::CheckpointWriter(const std::string& out, bool resume)
     : directory_(made_directory(out), O_RDONLY | O_DIRECTORY | O_CLOEXEC) {
-  PRISM_CHECK(::access(out.c_str(), W_OK) == 0, out, ": cannot write: ", system_reason());
+  PRISM_CHECK(::faccessat(AT_FDCWD, out.c_str(), W_OK, AT_EACCESS) == 0, out,
+              ": cannot write: ", system_reason());
   PRISM_CHECK(::flock(directory_.fd(), LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK, out,
               ": expected to be the only run that writes there, got a second one");
   const std::vector<std::string> steps = step_names(out);
@@ -94,7 +95,7 @@ CheckpointWriter::CheckpointWriter(const std::string& out, bool resume)
                 ": expected a checkpoint to resume from, got no complete step-N directory");
   } else {
     PRISM_CHECK(steps.empty(), out, ": expected no model (--resume continues one), got ", steps.back());
-    for (const char* name : {"config.json", "model.safetensors", "tokenizer.model"})
+    for (const char* name : {"config.json", "model.safetensors", "tokenizer.model", "tokenizer.json"})
       PRISM_CHECK(!exists(inside(name)), out, ": expected no model, got ", name);
   }
   clear_debris();

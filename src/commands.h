@@ -10,9 +10,16 @@ struct Exit {
   int code;
 };
 
-// diff A.safetensors B.safetensors [--tolerance E]
+void add_train(CLI::App& app);
+void add_generate(CLI::App& app);
+void add_eval(CLI::App& app);
+void add_tokenize(CLI::App& app);  // and tokenize train
+void add_detokenize(CLI::App& app);
+void add_init(CLI::App& app);
+void add_inspect(CLI::App& app);
+void add_grad(CLI::App& app);
 void add_diff(CLI::App& app);
-// gradcheck [--device cpu|cuda] [--dtype f64|f32|bf16] [--inject-error E] [--filter TEXT]
 void add_gradcheck(CLI::App& app);
+void add_bench(CLI::App& app);
 
 }  // namespace prism

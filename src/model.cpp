@@ -173,6 +173,7 @@ Var Model::mix_loop(Tape& tape, const Layer& layer, Var xn, const Sequences& seq
 
 Model::Model(const Config& config, Device device, DType dtype, bool training) : Model(config) {
   parameters_.allocate(device, dtype, training);
+  if (device == Device::cpu && K_ <= 64) chunk = 32;
 }
 
 Model::Model(const Config& config)
@@ -305,5 +306,11 @@ DecodeState::DecodeState(const Model& model, int64_t B) {
 }
 
 void DecodeState::reset() { fill_bytes(memory_.device(), memory_.data(), 0, memory_.bytes()); }
+
+void DecodeState::reset_row(int64_t b) {
+  for (const LayerState& layer : layers_)
+    for (const Tensor& t : {layer.S, layer.q, layer.k, layer.v, layer.u})
+      if (t) fill_bytes(memory_.device(), t.slice(b, 1).data, 0, t.slice(b, 1).bytes());
+}
 
 }  // namespace prism

@@ -29,6 +29,10 @@ void copy_within(void* to, const void* from, size_t bytes) { std::memmove(to, fr
 void copy_in(void* to, const void* from, size_t bytes) { std::memcpy(to, from, bytes); }
 void copy_out(void* to, const void* from, size_t bytes) { std::memcpy(to, from, bytes); }
 void synchronize() {}
+void capture_begin() { PRISM_FAIL("graph: the cpu runs its work at once; only cuda records it"); }
+void* capture_end() { return nullptr; }
+void graph_launch(void*) {}
+void graph_release(void*) {}
 
 std::string describe() {
   std::ifstream info("/proc/cpuinfo");

@@ -4,13 +4,15 @@
 #include <stdlib.h>
 
 #include <filesystem>
+#include <stdexcept>
 #include <string>
 
 namespace prism {
 
 class TemporaryDirectory {
  public:
-  TemporaryDirectory() : path_((std::filesystem::temp_directory_path() / "prism-XXXXXX").string()) {
+  explicit TemporaryDirectory(const std::filesystem::path& parent = std::filesystem::temp_directory_path())
+      : path_((parent / "prism-XXXXXX").string()) {
     if (!::mkdtemp(path_.data())) throw std::runtime_error("no temporary directory: " + path_);
   }
   TemporaryDirectory(const TemporaryDirectory&) = delete;

@@ -3,9 +3,9 @@
     python tests/peers/eager_pytorch.py MODEL... [--batch 8] [--seq 512] [--threads 2] [--steps 10]
     python tests/peers/eager_pytorch.py --check        the chunked scan against the fixtures (float64)
 
-MODEL is a checkpoint directory (`prism init --preset tiny --seed 0 --out DIR`) or a config.json. Timed: forward,
-reverse, clipping and AdamW of one step on random tokens. Beside it stands PyTorch's own 1024^3 float32 product on
-the same threads, without which tokens/s of two builds say nothing.
+MODEL is a checkpoint directory (`prism init --preset tiny --seed 0 --out DIR`) or a config.json. Timed:
+forward, reverse, clipping and AdamW of one step on random tokens. Beside it stands PyTorch's own 1024^3
+float32 product on the same threads, without which tokens/s of two builds say nothing.
 """
 import argparse
 import math
@@ -30,7 +30,7 @@ def chunked_scan(q: Tensor, k: Tensor, beta: Tensor | None, g: Tensor | None,
                  C: int = 64) -> tuple[Tensor, Tensor]:
     """SPEC section 2 over whole tensors; arguments and results are those of the twin's `scan`.
 
-    All chunks are computed at once but for the states, which follow S' = S J + D with a chunk's J [K,K], D [V,K].
+    All chunks are computed at once but for the states: S' = S J + D with a chunk's J [K,K] and D [V,K].
     Gamma, a, b, M_0 and W are section 2's. The extra writes of a chunk stand one below the other, as rows.
     """
     T, H, K = q.shape[1:]
@@ -91,7 +91,7 @@ def chunked_scan(q: Tensor, k: Tensor, beta: Tensor | None, g: Tensor | None,
 
 
 def fast_conv(x: Tensor, weight: Tensor, document: Tensor) -> Tensor:
-    """The twin's causal_conv, without its masks where each row is one document (and faster here than F.conv1d)."""
+    """The twin's causal_conv without its masks where a row is one document (faster here than F.conv1d)."""
     if (document[:, -1] != document[:, 0]).any():
         return TWIN_CONV(x, weight, document)
     T, W = x.shape[1], weight.shape[-1]
@@ -148,20 +148,17 @@ def initialize(model: Prism) -> Prism:
     """The initial values of SPEC section 3 (the distributions; the engine has its own random numbers)."""
     c = model.c
     for name, p in model.named_parameters():
-        def uniform(low: float, high: float) -> Tensor:
-            return torch.empty_like(p).uniform_(low, high)
-
         if name.endswith("norm.weight"):
             p.fill_(1)
         elif name.endswith("A_log"):
-            p.copy_((16 - uniform(0, 16)).log())
+            p.copy_((16 - p.uniform_(0, 16)).log())
         elif name.endswith("dt_bias"):
-            dt = uniform(math.log(0.001), math.log(0.1)).exp().clamp(min=1e-4)
+            dt = p.uniform_(math.log(0.001), math.log(0.1)).exp().clamp(min=1e-4)
             p.copy_(dt + (-torch.expm1(-dt)).log())
         elif name.endswith("gate.bias"):
             p.fill_(c.solver_gate_init)
         elif "conv" in name:
-            p.copy_(uniform(-c.conv_size**-0.5, c.conv_size**-0.5))
+            p.uniform_(-c.conv_size**-0.5, c.conv_size**-0.5)
         else:
             last = name.endswith(("o_proj.weight", "down_proj.weight"))
             p.normal_(0, 0.02 / math.sqrt(2 * c.num_hidden_layers) if last else c.initializer_range)

@@ -1,7 +1,6 @@
-// Numbers of any floating type as doubles in host memory, and back.
+// Device tensors as numbers on the host, and back.
 #pragma once
 
-#include <span>
 #include <vector>
 
 #include "tensor/tensor.h"
@@ -9,25 +8,21 @@
 namespace prism {
 
 template <class To, class From>
-std::vector<To> converted(std::span<const From> from) {
+std::vector<To> converted(const std::vector<From>& from) {
   std::vector<To> to(from.size());
   for (size_t i = 0; i < from.size(); ++i)
     to[i] = To(static_cast<acc_t<To>>(static_cast<acc_t<From>>(from[i])));
   return to;
 }
-template <class To, class From>
-std::vector<To> converted(const std::vector<From>& from) {
-  return converted<To>(std::span<const From>(from));
-}
 
 inline std::vector<double> to_host(Tensor x) {
-  std::vector<double> values;
+  std::vector<double> out;
   dispatch(x.dtype, [&]<class T>(Tag<T>) {
     std::vector<T> raw(static_cast<size_t>(x.numel()));
     copy_out(x.device, raw.data(), x.data, x.bytes());
-    values = converted<double>(raw);
+    out = converted<double>(raw);
   });
-  return values;
+  return out;
 }
 
 // Rounds the values to x's type.
