@@ -6,9 +6,9 @@
 #include "src/decoder.h"
 #include "src/engine.h"
 #include "src/evaluate.h"
-#include "src/host.h"
+#include "src/host_values.h"
 #include "tensor/rng.h"
-#include "tests/compare.h"
+#include "src/compare.h"
 
 using namespace prism;
 

@@ -1,8 +1,8 @@
-// A scan problem of tests/scan_case.h on the card.
+// A scan problem of src/scan_case.h on the card.
 #pragma once
 
 #include "tensor/device.h"
-#include "tests/scan_case.h"
+#include "src/scan_case.h"
 
 namespace prism {
 

@@ -3,7 +3,7 @@
 
 #include <map>
 
-#include "tests/compare.h"
+#include "src/compare.h"
 #include "tests/gpu/scan_device.h"
 
 using namespace prism;
