@@ -18,7 +18,7 @@ __device__ float block_log_sum_exp(float highest, float sum) {
   if (lane == 0) parts[threadIdx.x / kWarp] = in_warp;
   __syncthreads();
   const float in_block = warp_max(lane < warps ? parts[lane] : -FLT_MAX);
-  return in_block + logf(block_sum(sum * __expf(highest - in_block)));
+  return in_block + logf(block_sum(sum * fast_exp(highest - in_block)));
 }
 
 // One row a block, held in registers between the sum and the gradient: the logits are read and written once.
@@ -57,12 +57,12 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads)
         held[s].unpack(values);
         each<N>([&](int i) { highest = fmaxf(highest, values[i]); });
       }
-    sum *= __expf(before - highest);
+    sum *= fast_exp(before - highest);
 #pragma unroll
     for (int s = 0; s < kHeld; ++s)
       if (at + s * step < width) {
         held[s].unpack(values);
-        each<N>([&](int i) { sum += __expf(values[i] - highest); });
+        each<N>([&](int i) { sum += fast_exp(values[i] - highest); });
       }
   }
   const float log_sum = block_log_sum_exp(highest, sum);
@@ -77,7 +77,7 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads)
         held[s].unpack(values);
         const int to_target = target - first - at - s * step;
         each<N>([&](int i) {
-          values[i] = factor * (__expf(values[i] - log_sum) - (i == to_target ? 1.f : 0.f));
+          values[i] = factor * (fast_exp(values[i] - log_sum) - (i == to_target ? 1.f : 0.f));
         });
         store_n<N>(x + at + s * step, values);
       }

@@ -10,7 +10,7 @@ constexpr int kThreads = 256, kBackThreads = 128;
 constexpr int kMostWrites = 8;  // L; the values of a token's writes live in registers
 
 __device__ float normal_cdf(float x) { return 0.5f * (1.f + erff(x * 0.70710678f)); }
-__device__ float normal_density(float x) { return 0.39894228f * __expf(-0.5f * x * x); }
+__device__ float normal_density(float x) { return 0.39894228f * fast_exp(-0.5f * x * x); }
 
 // delta of one step, where p = 1/2 comes as the y of a linear gain.
 __device__ float step_forward(GainKind kind, float y, float r, float r2) {
@@ -49,21 +49,38 @@ __device__ float step_backward(GainKind kind, float y, float r, float r2, float 
   return ddelta * y;
 }
 
-// The step that makes write l, or -1: the write is v itself.
-template <class T>
-__device__ int64_t step_of(const SolverArgs<T>& a, int64_t l) {
-  return a.first_is_step ? l : l - 1;
-}
+// What the compiler knows of a chain: the gain of its steps (an int of GainKind), or all of the default
+// mixer's settings at an exact rank, or nothing.
+constexpr int kDefault = 4, kAny = 5;
+
+template <int kL, int kKnown, class T>
+struct Chain {
+  static constexpr bool known = kKnown == kDefault;
+  SolverArgs<T> a;
+  GainKind any;
+
+  __device__ int64_t L() const { return known ? kL : a.L; }
+  __device__ GainKind kind() const {
+    if constexpr (kKnown == kAny) return any;
+    return known ? GainKind::sigmoid : static_cast<GainKind>(kKnown);
+  }
+  __device__ bool with_y() const { return known || a.y; }
+  __device__ bool with_anchor() const { return !known && a.anchor; }
+  __device__ bool retain() const { return known || a.retain; }
+  // The step that makes write l, or -1: the write is v itself.
+  __device__ int64_t step_of(int64_t l) const { return !known && a.first_is_step ? l : l - 1; }
+};
 
 // What the writes of one token and head are multiplied by: beta_l, and the scale.
-template <int kMaxL>
+template <int kL>
 struct Factors {
-  float beta[kMaxL], scale[kMaxL];
-  template <class T>
-  __device__ Factors(const SolverArgs<T>& a, int64_t token, int64_t h) {
+  float beta[kL], scale[kL];
+  template <class C>
+  __device__ Factors(const C& chain, int64_t token, int64_t h) {
+    const auto& a = chain.a;
 #pragma unroll
-    for (int l = 0; l < kMaxL; ++l) {
-      if (l >= a.L) break;
+    for (int l = 0; l < kL; ++l) {
+      if (l >= chain.L()) break;
       const int64_t c = (l - 1) * a.H + h;
       scale[l] = l > 0 && a.scale ? a.scale[c] : 1.f;
       beta[l] = l == 0 ? a.beta[token * a.H + h]
@@ -73,111 +90,118 @@ struct Factors {
 };
 
 // A vector of v, the anchor, and the y of each write's step.
-template <int N, int kMaxL, class T>
+template <int N, int kL, int kKnown, class T>
 struct Inputs {
-  Packed<N, T> v, anchor, y[kMaxL];
+  Packed<N, T> v, anchor, y[kL];
 
-  __device__ Inputs(const SolverArgs<T>& a, int64_t token, int64_t h, int64_t c) {
+  __device__ Inputs(const Chain<kL, kKnown, T>& chain, int64_t token, int64_t h, int64_t c) {
+    const auto& a = chain.a;
     v.load(a.v[token] + h * a.V + c);
     anchor.clear();
-    if (a.anchor) anchor.load(a.anchor[token] + h * a.V + c);
+    if (chain.with_anchor()) anchor.load(a.anchor[token] + h * a.V + c);
 #pragma unroll
-    for (int l = 0; l < kMaxL; ++l)
-      if (a.y && l < a.L && step_of(a, l) >= 0) y[l].load(a.y[token] + (step_of(a, l) * a.H + h) * a.V + c);
+    for (int l = 0; l < kL; ++l)
+      if (chain.with_y() && l < chain.L() && chain.step_of(l) >= 0)
+        y[l].load(a.y[token] + (chain.step_of(l) * a.H + h) * a.V + c);
   }
-  __device__ float gain(const SolverArgs<T>& a, int l, int i) const { return a.y ? y[l][i] : 0.5f; }
 };
 
 // A team per token and head. A lane reads all inputs of a vector, then runs the chain number by number.
-// kSigmoid: kind is GainKind::sigmoid, known to the compiler.
-template <int N, int kMaxL, bool kSigmoid, class T>
-__global__ void __launch_bounds__(kThreads, kMaxL <= 3 ? 4 : 2)
-    solver_forward_kernel(SolverArgs<T> a, GainKind any, int lanes) {
-  const GainKind kind = kSigmoid ? GainKind::sigmoid : any;
+template <int N, int kL, int kKnown, class T>
+__global__ void __launch_bounds__(kThreads, kL <= 3 ? 4 : 2)
+    solver_forward_kernel(Chain<kL, kKnown, T> chain, int lanes) {
+  const auto& a = chain.a;
   const unsigned H = static_cast<unsigned>(a.H), h = blockIdx.x % H, block = blockIdx.x / H;
   const int64_t token = (static_cast<int64_t>(block) * blockDim.x + threadIdx.x) / lanes;
   if (token >= a.n) return;
-  const Factors<kMaxL> factors(a, token, h);
+  const Factors<kL> factors(chain, token, h);
   for (int64_t c = threadIdx.x % lanes * N; c < a.V; c += lanes * N) {
-    const Inputs<N, kMaxL, T> in(a, token, h, c);
-    Packed<N, T> w[kMaxL];
+    const Inputs<N, kL, kKnown, T> in(chain, token, h, c);
+    Packed<N, T> w[kL];
     each<N>([&](int i) {
       float delta = in.v[i], r = delta - in.anchor[i];
       const float r2 = r;
 #pragma unroll
-      for (int l = 0; l < kMaxL; ++l) {
-        if (l >= a.L) break;
-        if (step_of(a, l) >= 0) {
-          delta = step_forward(kind, in.gain(a, l, i), r, r2);
-          if (a.retain) r -= delta;
+      for (int l = 0; l < kL; ++l) {
+        if (l >= chain.L()) break;
+        if (chain.step_of(l) >= 0) {
+          delta = step_forward(chain.kind(), chain.with_y() ? in.y[l][i] : 0.5f, r, r2);
+          if (chain.retain()) r -= delta;
         }
         w[l].set(i, factors.beta[l] * factors.scale[l] * delta);
       }
     });
 #pragma unroll
-    for (int l = 0; l < kMaxL; ++l)
-      if (l < a.L) w[l].store(a.w + ((token * a.L + l) * a.H + h) * a.V + c);
+    for (int l = 0; l < kL; ++l)
+      if (l < chain.L()) w[l].store(a.w + ((token * chain.L() + l) * a.H + h) * a.V + c);
   }
+}
+
+// The reverse of one number: through_v, dr and dr2 gather what reaches v by w_1, by the residuals, and by
+// r_2.
+template <int N, int kL, int kKnown, class T>
+__device__ void walk_back(const Chain<kL, kKnown, T>& chain, const Inputs<N, kL, kKnown, T>& in,
+                          const Factors<kL>& factors, const Packed<N, T> (&dw)[kL], int i, float (&along)[kL],
+                          Packed<N, T> (&dy)[kL], Packed<N, T>& dv, Packed<N, T>& danchor) {
+  const float v = in.v[i], r2 = v - in.anchor[i];
+  float y[kL], r[kL], delta[kL], next = r2, dr = 0, dr2 = 0, through_v = 0;
+#pragma unroll
+  for (int l = 0; l < kL; ++l) {
+    if (l >= chain.L()) break;
+    y[l] = chain.with_y() && chain.step_of(l) >= 0 ? in.y[l][i] : 0.5f;
+    r[l] = next;
+    delta[l] = chain.step_of(l) < 0 ? v : step_forward(chain.kind(), y[l], next, r2);
+    if (chain.retain() && chain.step_of(l) >= 0) next -= delta[l];
+  }
+#pragma unroll
+  for (int l = kL - 1; l >= 0; --l) {
+    if (l >= chain.L()) continue;
+    const float d = dw[l][i], ddelta = factors.beta[l] * factors.scale[l] * d;
+    along[l] += d * delta[l];
+    if (chain.step_of(l) < 0) {
+      through_v = ddelta;
+      continue;
+    }
+    float dgain;  // r_{l+1} = r_l - delta_l
+    dr += step_backward(chain.kind(), y[l], r[l], r2, ddelta - (chain.retain() ? dr : 0.f), dgain, dr2);
+    dy[l].set(i, dgain);
+  }
+  dv.set(i, through_v + dr + dr2);
+  danchor.set(i, -dr - dr2);
 }
 
 // A block takes a share of the tokens and one head. A lane reads all inputs of a vector, then number by
 // number recomputes the residuals and walks the steps backwards.
-template <int N, int kMaxL, bool kSigmoid, class T>
-__global__ void __launch_bounds__(kBackThreads, kMaxL <= 3 ? 5 : 2)
-    solver_backward_kernel(SolverArgs<T> a, SolverGrads<T> g, GainKind any, int lanes, int64_t share) {
-  const GainKind kind = kSigmoid ? GainKind::sigmoid : any;
+template <int N, int kL, int kKnown, class T>
+__global__ void __launch_bounds__(kBackThreads, kL <= 3 ? 5 : 2)
+    solver_backward_kernel(Chain<kL, kKnown, T> chain, SolverGrads<T> g, int lanes, int64_t share) {
+  const auto& a = chain.a;
   const unsigned H = static_cast<unsigned>(a.H), h = blockIdx.x % H;
-  const int64_t tile = blockIdx.x / H, end = min((tile + 1) * share, a.n);
+  const int64_t tile = blockIdx.x / H, end = min((tile + 1) * share, a.n), L = chain.L();
   const int team = static_cast<int>(threadIdx.x) / lanes, teams = static_cast<int>(blockDim.x) / lanes;
-  float dbias[kMaxL] = {}, dscale[kMaxL] = {};
+  float dbias[kL] = {}, dscale[kL] = {};
   for (int64_t first = tile * share; first < end; first += teams) {
-    const int64_t token =
-        min(first + team, end - 1);  // a team without one repeats the last and writes nothing
+    const int64_t token = min(first + team, end - 1);  // a team without one writes nothing
     const bool live = first + team < end;
-    const Factors<kMaxL> factors(a, token, h);
-    float along[kMaxL] = {};  // <dw_l, delta_l>
+    const Factors<kL> factors(chain, token, h);
+    float along[kL] = {};  // <dw_l, delta_l>
     for (int64_t c = threadIdx.x % lanes * N; live && c < a.V; c += lanes * N) {
-      const Inputs<N, kMaxL, T> in(a, token, h, c);
-      Packed<N, T> dw[kMaxL], dy[kMaxL], dv, danchor;
+      const Inputs<N, kL, kKnown, T> in(chain, token, h, c);
+      Packed<N, T> dw[kL], dy[kL], dv, danchor;
 #pragma unroll
-      for (int l = 0; l < kMaxL; ++l)
-        if (l < a.L) dw[l].load(g.dw + ((token * a.L + l) * a.H + h) * a.V + c);
-      each<N>([&](int i) {
-        const float v = in.v[i], r2 = v - in.anchor[i];
-        float delta[kMaxL], r[kMaxL], next = r2, dr = 0, dr2 = 0, through_v = 0;
-#pragma unroll
-        for (int l = 0; l < kMaxL; ++l) {
-          if (l >= a.L) break;
-          r[l] = next;
-          delta[l] = step_of(a, l) < 0 ? v : step_forward(kind, in.gain(a, l, i), next, r2);
-          if (a.retain && step_of(a, l) >= 0) next -= delta[l];
-        }
-#pragma unroll
-        for (int l = kMaxL - 1; l >= 0; --l) {
-          if (l >= a.L) continue;
-          const float d = dw[l][i], ddelta = factors.beta[l] * factors.scale[l] * d;
-          along[l] += d * delta[l];
-          if (step_of(a, l) < 0) {
-            through_v = ddelta;
-            continue;
-          }
-          float dgain;  // r_{l+1} = r_l - delta_l
-          dr += step_backward(kind, in.gain(a, l, i), r[l], r2, ddelta - (a.retain ? dr : 0.f), dgain, dr2);
-          dy[l].set(i, dgain);
-        }
-        dv.set(i, through_v + dr + dr2);
-        danchor.set(i, -dr - dr2);
-      });
+      for (int l = 0; l < kL; ++l)
+        if (l < L) dw[l].load(g.dw + ((token * L + l) * a.H + h) * a.V + c);
+      each<N>([&](int i) { walk_back(chain, in, factors, dw, i, along, dy, dv, danchor); });
       dv.store(g.dv[token] + h * a.V + c);
-      if (a.anchor) danchor.store(g.danchor[token] + h * a.V + c);
+      if (chain.with_anchor()) danchor.store(g.danchor[token] + h * a.V + c);
 #pragma unroll
-      for (int l = 0; l < kMaxL; ++l)
-        if (g.dy && l < a.L && step_of(a, l) >= 0)
-          dy[l].store(g.dy[token] + (step_of(a, l) * a.H + h) * a.V + c);
+      for (int l = 0; l < kL; ++l)
+        if (chain.with_y() && l < L && chain.step_of(l) >= 0)
+          dy[l].store(g.dy[token] + (chain.step_of(l) * a.H + h) * a.V + c);
     }
 #pragma unroll
-    for (int l = 0; l < kMaxL; ++l) {
-      if (l >= a.L) break;
+    for (int l = 0; l < kL; ++l) {
+      if (l >= L) break;
       along[l] = team_sum(along[l], lanes);
       if (!live || threadIdx.x % lanes != 0) continue;
       if (l == 0) {
@@ -191,15 +215,15 @@ __global__ void __launch_bounds__(kBackThreads, kMaxL <= 3 ? 5 : 2)
     }
   }
   // The teams' sums in order.
-  __shared__ float sums[2][kMaxL][kBackThreads];
+  __shared__ float sums[2][kL][kBackThreads];
   if (threadIdx.x % lanes == 0)
-    each<kMaxL>([&](int l) { sums[0][l][team] = dbias[l], sums[1][l][team] = dscale[l]; });
+    each<kL>([&](int l) { sums[0][l][team] = dbias[l], sums[1][l][team] = dscale[l]; });
   __syncthreads();
-  const int which = threadIdx.x / kMaxL, l = threadIdx.x % kMaxL;
-  if (which > 1 || l == 0 || l >= a.L) return;
+  const int which = static_cast<int>(threadIdx.x) / kL, l = static_cast<int>(threadIdx.x) % kL;
+  if (which > 1 || l == 0 || l >= L) return;
   float sum = 0;
   for (int i = 0; i < teams; ++i) sum += sums[which][l][i];
-  g.partial[((tile * 2 + which) * (a.L - 1) + l - 1) * a.H + h] = sum;
+  g.partial[((tile * 2 + which) * (L - 1) + l - 1) * a.H + h] = sum;
 }
 
 // A team per head of a token: y = scale x / |x|, or when dy is given, with dx for y,
@@ -255,20 +279,26 @@ void l2norm(Rows<T> y, Rows<const T> dy, Rows<const T> x, float scale, int64_t n
   CUDA_CHECK_LAUNCH();
 }
 
-// Calls fn(Int<N>, Int<kMaxL>, Int<kSigmoid>, the gain to compute, lanes).
+// Calls fn(Int<N>, Chain, lanes). Ranks up to 3 by vectors have kernels of their own; the others share one.
 template <class T, class Fn>
 void with_chain(const SolverArgs<T>& a, bool rows_aligned, Fn&& fn) {
   PRISM_CHECK(a.L <= kMostWrites, "solver: rank ", a.L, ", expected at most ", kMostWrites, " on cuda");
   const bool plain_half = !a.y && a.gain != GainKind::loop;  // p = 1/2
   const GainKind kind = plain_half ? GainKind::loop_linear : a.gain;
+  const bool is_default =
+      (a.L == 1 || kind == GainKind::sigmoid) && !a.first_is_step && !a.anchor && a.retain;
   with_vectors<T>(rows_aligned, a.V, [&](auto N) {
     const int lanes = team_lanes(a.V, N, 1);
-    if (a.L > 3)
-      fn(N, Int<kMostWrites>{}, Int<false>{}, kind, lanes);
-    else if (kind != GainKind::sigmoid)
-      fn(N, Int<3>{}, Int<false>{}, kind, lanes);
-    else
-      fn(N, Int<3>{}, Int<true>{}, kind, lanes);
+    const auto call = [&](auto L, auto known) { fn(N, Chain<L, known, T>{a, kind}, lanes); };
+    if (N == 1 || a.L > 3) return call(Int<kMostWrites>{}, Int<kAny>{});
+    if constexpr (N > 1) {
+      if (is_default && a.L == 1) return call(Int<1>{}, Int<kDefault>{});
+      if (is_default && a.L == 2) return call(Int<2>{}, Int<kDefault>{});
+      if (is_default) return call(Int<3>{}, Int<kDefault>{});
+      if (kind == GainKind::gelu) return call(Int<3>{}, Int<static_cast<int>(GainKind::gelu)>{});
+      if (kind == GainKind::loop) return call(Int<3>{}, Int<static_cast<int>(GainKind::loop)>{});
+      call(Int<3>{}, Int<kAny>{});
+    }
   });
   CUDA_CHECK_LAUNCH();
 }
@@ -278,11 +308,10 @@ void with_chain(const SolverArgs<T>& a, bool rows_aligned, Fn&& fn) {
 template <class T>
 void solver_forward(const SolverArgs<T>& a) {
   if (a.n == 0) return;
-  with_chain(
-      a, aligned(a.w, a.v, a.y, a.anchor), [&](auto N, auto L, auto sigmoid, GainKind kind, int lanes) {
-        const int64_t blocks = ceil_div(a.n * lanes, kThreads) * a.H;
-        solver_forward_kernel<N, L, sigmoid><<<grid_for(blocks, 1), kThreads, 0, stream()>>>(a, kind, lanes);
-      });
+  with_chain(a, aligned(a.w, a.v, a.y, a.anchor), [&](auto N, const auto& chain, int lanes) {
+    const int64_t blocks = ceil_div(a.n * lanes, kThreads) * a.H;
+    solver_forward_kernel<N><<<grid_for(blocks, 1), kThreads, 0, stream()>>>(chain, lanes);
+  });
 }
 
 template <class T>
@@ -290,11 +319,11 @@ void solver_backward(const SolverArgs<T>& a, const SolverGrads<T>& g) {
   if (a.n == 0) return;
   int64_t tiles = 0;
   with_chain(a, aligned(g.dv, g.dy, g.danchor, g.dw) && aligned(a.v, a.y, a.anchor),
-             [&](auto N, auto L, auto sigmoid, GainKind kind, int lanes) {
-               const auto kernel = solver_backward_kernel<N, L, sigmoid, T>;
+             [&]<int kL, int kKnown>(auto N, const Chain<kL, kKnown, T>& chain, int lanes) {
+               const auto kernel = solver_backward_kernel<N, kL, kKnown, T>;
                const int64_t share = rows_a_block(kernel, kBackThreads, 0, a.n, a.H);
                tiles = ceil_div(a.n, share);
-               kernel<<<grid_for(tiles * a.H, 1), kBackThreads, 0, stream()>>>(a, g, kind, lanes, share);
+               kernel<<<grid_for(tiles * a.H, 1), kBackThreads, 0, stream()>>>(chain, g, lanes, share);
              });
   add_tiles(g.partial, tiles, 2, (a.L - 1) * a.H, g.dgate_bias, g.dscale);
 }

@@ -14,8 +14,12 @@ namespace cpu {
 
 MemoryInfo memory_info() {
   const size_t page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
-  return {page * static_cast<size_t>(sysconf(_SC_PHYS_PAGES)),
-          page * static_cast<size_t>(sysconf(_SC_AVPHYS_PAGES))};
+  size_t free = page * static_cast<size_t>(sysconf(_SC_AVPHYS_PAGES));
+  // What files occupy in memory is free, too; only the kernel's own estimate counts it.
+  std::ifstream info("/proc/meminfo");
+  for (std::string key, rest; info >> key; std::getline(info, rest))
+    if (key == "MemAvailable:" && info >> free) free *= 1024;
+  return {page * static_cast<size_t>(sysconf(_SC_PHYS_PAGES)), free};
 }
 
 void* allocate(size_t bytes) {
