@@ -136,11 +136,15 @@ Tokenizer Tokenizer::load(const std::string& name_or_path) {
   return {};
 }
 
+std::string Tokenizer::content() const {
+  return model_ ? model_->content
+                : "{\"type\": \"byte\", \"vocab_size\": 258, \"bos_token_id\": 256, \"eos_token_id\": 257}\n";
+}
+
 void Tokenizer::save_into(const std::string& directory) const {
   const std::string path = directory + "/" + file();
   std::ofstream out(path, std::ios::binary);
-  out << (model_ ? model_->content : "{\"type\": \"byte\"}\n");
-  PRISM_CHECK(out.flush(), path, ": cannot write it");
+  PRISM_CHECK((out << content()).flush(), path, ": cannot write it");
 }
 
 std::string Tokenizer::train(int64_t vocab, const std::function<bool(std::string&)>& next) {

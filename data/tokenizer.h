@@ -37,7 +37,9 @@ class Tokenizer {
   int32_t vocab_size() const { return vocab_; }
   int32_t bos() const { return bos_; }
   int32_t eos() const { return eos_; }
-  const char* file() const { return model_ ? "tokenizer.model" : "tokenizer.json"; }  // save_into()'s
+  // The name of the file that save_into() writes.
+  const char* file() const { return model_ ? "tokenizer.model" : "tokenizer.json"; }
+  std::string content() const;  // of that file
   void save_into(const std::string& directory) const;
 
  private:

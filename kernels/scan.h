@@ -31,13 +31,14 @@ struct ScanArgs {
       nullptr;          // [B,T] first token of t's document (kernels/documents.h); null: one document
   A* states = nullptr;  // [B,H,N,V,K] scratch, N = ceil(T / C): the state before each chunk. The reverse pass
                         // needs it; the forward pass fills it when it is given
+  void* workspace = nullptr;  // cuda: scan_workspace_bytes of scratch, 256-byte aligned
   // sizes
   int64_t B = 0, T_len = 0, H = 0, K = 0, V = 0, L = 1;
   int64_t C = 64;         // chunk size
   int own_first_key = 0;  // 1: kappa holds kappa_1 too
 
-  int64_t extra_keys() const { return L - 1 + own_first_key; }  // M
-  int64_t chunks() const { return (T_len + C - 1) / C; }        // N
+  constexpr int64_t extra_keys() const { return L - 1 + own_first_key; }  // M
+  constexpr int64_t chunks() const { return (T_len + C - 1) / C; }        // N
 };
 
 // Gradients of the inputs above, each of its input's shape, all overwritten (=). Any may be null where the
@@ -70,5 +71,17 @@ void scan_recurrence_backward(const ScanArgs<T>& args, const ScanGrads<T>& grads
 PRISM_KERNEL(scan_forward, (const ScanArgs<T>& args), (args))
 // Recomputes the states before each chunk into args.states (required), then walks the chunks backwards.
 PRISM_KERNEL(scan_backward, (const ScanArgs<T>& args, const ScanGrads<T>& grads), (args, grads))
+
+namespace cuda {
+template <class T>
+size_t scan_workspace_bytes(const ScanArgs<T>& args, bool backward);
+}
+// Bytes that args.workspace must have for the forward or the backward pass; only the sizes in args are read.
+template <class T>
+size_t scan_workspace_bytes(Device device, const ScanArgs<T>& args, bool backward) {
+  if constexpr (on_cuda<T>)
+    if (device == Device::cuda) return cuda::scan_workspace_bytes(args, backward);
+  return 0;
+}
 
 }  // namespace prism

@@ -1,13 +1,25 @@
-// The subcommands of `prism`; each adds itself to the application, with its options, help and callback.
+// The subcommands of build/prism. Each adds itself, with its options and an example, to the command line.
 #pragma once
 
-namespace CLI {
-class App;
-}
+#include <CLI/CLI.hpp>
 
 namespace prism {
 
-void add_tokenize(CLI::App& app);    // tokenize, tokenize train
-void add_detokenize(CLI::App& app);  // detokenize
+// Thrown by a command whose answer is its exit code, after it has printed what there is to say.
+struct Exit {
+  int code;
+};
+
+void add_train(CLI::App& app);
+void add_generate(CLI::App& app);
+void add_eval(CLI::App& app);
+void add_tokenize(CLI::App& app);  // and tokenize train
+void add_detokenize(CLI::App& app);
+void add_init(CLI::App& app);
+void add_inspect(CLI::App& app);
+void add_grad(CLI::App& app);
+void add_diff(CLI::App& app);
+void add_gradcheck(CLI::App& app);
+void add_bench(CLI::App& app);
 
 }  // namespace prism

@@ -36,6 +36,14 @@ void dispatch(DType dtype, Fn&& fn) {
   PRISM_FAIL("dispatch: expected a floating type, got ", dtype);
 }
 
+// The same for accumulation types: float and double.
+template <class Fn>
+void dispatch_acc(DType dtype, Fn&& fn) {
+  if (dtype == DType::f64) return fn(Tag<double>{});
+  PRISM_CHECK(dtype == DType::f32, "dispatch: expected an accumulation type, got ", dtype);
+  fn(Tag<float>{});
+}
+
 [[noreturn]] inline void no_kernel(const char* op, Device device, DType dtype) {
   if (device == Device::cuda && !kWithCuda)
     PRISM_FAIL(op, ": this build has no CUDA engine (nvcc was not found when it was made); use --device cpu");

@@ -24,12 +24,12 @@ struct bf16 {
   bf16() = default;
   PRISM_HD explicit bf16(float value) {
 #ifdef __CUDA_ARCH__
-    const uint32_t u = __float_as_uint(value);
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(value));
 #else
     const uint32_t u = std::bit_cast<uint32_t>(value);
-#endif
     const bool nan = (u & 0x7fffffffu) > 0x7f800000u;
     bits = static_cast<uint16_t>((nan ? u | 0x400000u : u + 0x7fffu + ((u >> 16) & 1u)) >> 16);
+#endif
   }
   PRISM_HD explicit operator float() const {
     const uint32_t u = static_cast<uint32_t>(bits) << 16;
