@@ -10,7 +10,7 @@ namespace prism::cuda {
 
 namespace {
 
-constexpr int kWalk = 32;  // tokens a thread walks; kSumTile / kWalk threads share a tile
+constexpr int kWalk = 64;  // tokens a thread walks; kSumTile / kWalk threads share a tile
 constexpr int kAhead =
     4;  // tokens read ahead of their use; as many as W = 4 so that windows turn without moves
 constexpr float kEps = static_cast<float>(kL2NormEps);
@@ -41,11 +41,12 @@ struct Walk {
   float weight[W][N];  // weight[j] multiplies x_{t-j}
   float x[W][N];       // x[j] is x_{t-j}, 0 in another document
 
-  __device__ Walk(const ConvArgs<T>& a, int64_t walks) {
-    const unsigned walk = blockIdx.x * blockDim.y + threadIdx.y;
+  __device__ Walk(const ConvArgs<T>& a, int64_t walks, unsigned strips) {
+    // Blocks that follow each other share tokens: neighbouring strips of channels meet in the L2 cache.
+    const unsigned walk = blockIdx.x / strips * blockDim.y + threadIdx.y, strip = blockIdx.x % strips;
     b = walk / static_cast<unsigned>(walks);
     begin = (walk - b * walks) * kWalk;
-    channel = (static_cast<int64_t>(blockIdx.y) * blockDim.x + threadIdx.x) * N;
+    channel = (static_cast<int64_t>(strip) * blockDim.x + threadIdx.x) * N;
     const bool live = b < a.B && channel < a.channels && begin < a.T_len;
     count = live ? static_cast<int>(min(static_cast<int64_t>(kWalk), a.T_len - begin)) : 0;
     reach = live ? static_cast<int>(min(static_cast<int64_t>(count + W - 1), a.T_len - begin)) : 0;
@@ -70,12 +71,14 @@ struct Walk {
     const int t = static_cast<int>(begin) + i;
     return a.start && i < reach ? t - a.start[row(a) + i] : t;
   }
-  // Whether the tokens [from, from + kAhead) are the walk's own and in one document with the `depth` tokens
-  // before them. Asked by whole warps, which then leave out every test.
-  __device__ bool plain(const ConvArgs<T>& a, int from, int depth) const {
-    const bool mine =
-        from + kAhead <= count &&
-        (!a.start || a.start[row(a) + from + kAhead - 1] <= max(static_cast<int>(begin) + from - depth, 0));
+  // The first token of the last document in the batch [from, from + kAhead).
+  __device__ int last_start(const ConvArgs<T>& a, int from) const {
+    return a.start && from + kAhead <= count ? a.start[row(a) + from + kAhead - 1] : 0;
+  }
+  // Whether the batch is the walk's own and in one document with the `depth` tokens before it. Asked by whole
+  // warps, which then leave out every test.
+  __device__ bool plain(int from, int last_start, int depth) const {
+    const bool mine = from + kAhead <= count && last_start <= max(static_cast<int>(begin) + from - depth, 0);
     return __all_sync(0xffffffffu, mine);
   }
   __device__ void forget() {
@@ -104,8 +107,8 @@ __device__ float head_sum(float x, int lanes) {
 
 template <int N, int W, int kLanes, class T>
 __global__ void __launch_bounds__(128)
-    conv_forward_kernel(ConvArgs<T> a, int64_t walks, int steps, int lanes) {
-  Walk<N, W, T> walk(a, walks);
+    conv_forward_kernel(ConvArgs<T> a, int64_t walks, unsigned strips, int steps, int lanes) {
+  Walk<N, W, T> walk(a, walks, strips);
   if (a.cache_out && walk.begin == 0 && walk.count > 0) {  // no other thread reads what it may overwrite
     float back[W][N];
     walk.look_back(a, a.T_len, first_token(a, walk.b, a.T_len - 1), back);
@@ -115,13 +118,20 @@ __global__ void __launch_bounds__(128)
   }
   const T* x = a.x[walk.row(a)] + walk.channel;
   T* y = a.y + walk.row(a) * a.channels + walk.channel;
-  for (int from = 0; from < steps; from += kAhead) {
-    Packed<N, T> in[kAhead];
+  Packed<N, T> in[kAhead], next[kAhead];
+  const auto read = [&](int from) {
 #pragma unroll
     for (int u = 0; u < kAhead; ++u, x += a.x.stride) {
-      in[u].clear();
-      if (from + u < walk.count) in[u].load(x);
+      next[u].clear();
+      if (from + u < walk.count) next[u].load(x);
     }
+    return walk.last_start(a, from);
+  };
+  int next_start = read(0);
+  for (int from = 0; from < steps; from += kAhead) {
+    const int last_start = next_start;
+    each<kAhead>([&](int u) { in[u] = next[u]; });
+    next_start = read(from + kAhead);
     const auto run = [&](auto plain) {
 #pragma unroll
       for (int u = 0; u < kAhead; ++u, y += a.channels) {
@@ -141,27 +151,35 @@ __global__ void __launch_bounds__(128)
         shift(walk.x);
       }
     };
-    walk.plain(a, from, 1) ? run(std::true_type{}) : run(std::false_type{});
+    walk.plain(from, last_start, 1) ? run(std::true_type{}) : run(std::false_type{});
   }
 }
 
 // Walks W - 1 tokens beyond its own, whose ds reach back into them. later[j] gathers dx_{t-j}.
 template <int N, int W, int kLanes, class T>
-__global__ void __launch_bounds__(128, N * sizeof(T) == 8 ? 4 : 2)
-    conv_backward_kernel(ConvArgs<T> a, ConvGrads<T> g, int64_t walks, int steps, int lanes) {
-  Walk<N, W, T> walk(a, walks);
+__global__ void __launch_bounds__(128, N * sizeof(T) == 8 ? 3 : 2)
+    conv_backward_kernel(ConvArgs<T> a, ConvGrads<T> g, int64_t walks, unsigned strips, int steps,
+                         int lanes) {
+  Walk<N, W, T> walk(a, walks, strips);
   float dweight[W][N], later[W][N];
   each<W, N>([&](int j, int i) { dweight[j][i] = later[j][i] = 0.f; });
   const T* x = a.x[walk.row(a)] + walk.channel;
   const T* dy = g.dy + walk.row(a) * a.channels + walk.channel;
   T* dx = g.dx[walk.row(a) - (W - 1)] + walk.channel;
-  for (int from = 0; from < steps; from += kAhead) {
-    Packed<N, T> in[kAhead], back[kAhead];
+  Packed<N, T> in[kAhead], back[kAhead], next[kAhead], next_back[kAhead];
+  const auto read = [&](int from) {
 #pragma unroll
     for (int u = 0; u < kAhead; ++u, x += a.x.stride, dy += a.channels) {
-      in[u].clear(), back[u].clear();
-      if (from + u < walk.reach) in[u].load(x), back[u].load(dy);
+      next[u].clear(), next_back[u].clear();
+      if (from + u < walk.reach) next[u].load(x), next_back[u].load(dy);
     }
+    return walk.last_start(a, from);
+  };
+  int next_start = read(0);
+  for (int from = 0; from < steps; from += kAhead) {
+    const int last_start = next_start;
+    each<kAhead>([&](int u) { in[u] = next[u], back[u] = next_back[u]; });
+    next_start = read(from + kAhead);
     const auto run = [&](auto plain) {
 #pragma unroll
       for (int u = 0; u < kAhead; ++u, dx += g.dx.stride) {
@@ -196,7 +214,7 @@ __global__ void __launch_bounds__(128, N * sizeof(T) == 8 ? 4 : 2)
         shift(walk.x);
       }
     };
-    from > 0 && walk.plain(a, from, W - 1) ? run(std::true_type{}) : run(std::false_type{});
+    from > 0 && walk.plain(from, last_start, W - 1) ? run(std::true_type{}) : run(std::false_type{});
   }
   if (!g.dweight) return;
   // The walks of a tile are added in order.
@@ -205,7 +223,7 @@ __global__ void __launch_bounds__(128, N * sizeof(T) == 8 ? 4 : 2)
   each<W, N>([&](int j, int i) { sums[me][i * W + W - 1 - j] = dweight[j][i]; });
   __syncthreads();
   if (walk.channel >= a.channels) return;
-  float* partial = g.partial + (static_cast<int64_t>(blockIdx.x) * a.channels + walk.channel) * W;
+  float* partial = g.partial + (static_cast<int64_t>(blockIdx.x / strips) * a.channels + walk.channel) * W;
   for (int c = static_cast<int>(threadIdx.y); c < N * W; c += static_cast<int>(blockDim.y)) {
     float sum = 0;
     for (int y = 0; y < static_cast<int>(blockDim.y); ++y) sum += sums[y * blockDim.x + threadIdx.x][c];
@@ -300,14 +318,16 @@ __global__ void conv_simple_backward_kernel(ConvArgs<T> a, ConvGrads<T> g) {
 
 template <int N, class T>
 struct FastLaunch {
-  int64_t walks;  // of a row
-  int lanes;      // of a head
+  int64_t walks;    // of a row
+  unsigned strips;  // of block.x threads each, over the channels
+  int lanes;        // of a head
   dim3 block{1, kSumTile / kWalk}, grid;
   explicit FastLaunch(const ConvArgs<T>& a)
       : walks(sum_tiles(a.T_len) * (kSumTile / kWalk)), lanes(static_cast<int>(a.head / N)) {
     const int64_t vectors = a.channels / N;
     while (block.x < kWarp && block.x < vectors) block.x *= 2;
-    grid = dim3(grid_for(a.B * walks, kSumTile / kWalk), grid_for(vectors, static_cast<int>(block.x)));
+    strips = grid_for(vectors, static_cast<int>(block.x));
+    grid = grid_for(conv_partials(a.B, a.T_len) * strips, 1);
   }
 };
 
@@ -343,7 +363,7 @@ void conv_forward(const ConvArgs<T>& a) {
                          [&](const auto& launch, auto N, auto W, auto lanes) {
                            const int steps = static_cast<int>(std::min<int64_t>(kWalk, a.T_len));
                            conv_forward_kernel<N, W, lanes><<<launch.grid, launch.block, 0, stream()>>>(
-                               a, launch.walks, steps, launch.lanes);
+                               a, launch.walks, launch.strips, steps, launch.lanes);
                          });
   CUDA_CHECK_LAUNCH();
   if (done) return;
@@ -357,12 +377,12 @@ void conv_forward(const ConvArgs<T>& a) {
 template <class T>
 void conv_backward(const ConvArgs<T>& a, const ConvGrads<T>& g) {
   if (a.B * a.T_len * a.channels == 0) return;
-  const bool done = fast(
-      a, aligned(g.dx, g.dy, a.x, a.weight, a.cache_in), [&](const auto& launch, auto N, auto W, auto lanes) {
-        const int steps = static_cast<int>(std::min<int64_t>(kWalk, a.T_len)) + W - 1;
-        conv_backward_kernel<N, W, lanes>
-            <<<launch.grid, launch.block, 0, stream()>>>(a, g, launch.walks, steps, launch.lanes);
-      });
+  const bool done = fast(a, aligned(g.dx, g.dy, a.x, a.weight, a.cache_in),
+                         [&](const auto& launch, auto N, auto W, auto lanes) {
+                           const int steps = static_cast<int>(std::min<int64_t>(kWalk, a.T_len)) + W - 1;
+                           conv_backward_kernel<N, W, lanes><<<launch.grid, launch.block, 0, stream()>>>(
+                               a, g, launch.walks, launch.strips, steps, launch.lanes);
+                         });
   if (!done) {
     const int64_t warps = a.B * a.T_len * (a.head ? a.channels / a.head : 1);
     conv_simple_kernel<<<grid_for(warps * kWarp, 256), 256, 0, stream()>>>(a, g);
