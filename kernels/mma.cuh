@@ -21,6 +21,12 @@ __device__ inline int lane_here() {
   return lane;
 }
 
+__device__ inline int thread_here() {  // the same for threadIdx.x
+  int thread;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+  return thread;
+}
+
 using Accumulator = float[4];
 using FragmentA = uint32_t[4];
 
@@ -111,10 +117,8 @@ __device__ void wait_copies() {
 // block.
 __device__ inline void load_tile(const Tile& tile, const bf16* from, int64_t stride, int rows, int width) {
   const int shift = __ffs(tile.units) - 1;
-  int thread;  // volatile: found again at each use rather than kept, with all that follows from it, in
-               // registers
-  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
-  const int unit = thread & (tile.units - 1), step = static_cast<int>(blockDim.x) >> shift;
+  const int thread = thread_here(), unit = thread & (tile.units - 1),
+            step = static_cast<int>(blockDim.x) >> shift;
   int row = thread >> shift;
   if (unit * 8 >= width) rows = 0;
   from += row * stride + unit * 8;

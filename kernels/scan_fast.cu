@@ -177,43 +177,47 @@ __global__ void __launch_bounds__(kWalkThreads, 1) forward_walk(FastScan f, int 
   if (to)
     each_state<MT, KP>(S, K, height, [&](int v, int k, float& x0, float& x1) {
       *reinterpret_cast<float2*>(to + row + v * K + k) = {x0, x1};
+      if (identity) to[K * K + k * K + v0 + warp_v + v] = x0, to[K * K + (k + 1) * K + v0 + warp_v + v] = x1;
     });
 }
 
 // S <- S Phi + Psi from segment to segment, or S <- S Phi^T + Psi backwards; each S takes its Psi's place. A
-// block has 8 rows of S of one pair; thread (column, quarter) sums a quarter of the products for one column
-// of them.
+// block has 8 rows of S of one pair; thread (column, part) sums a quarter of the products for one column of
+// them.
 constexpr int kChainRows = 8, kChainParts = 4;
-template <bool reverse>
-__global__ void __launch_bounds__(1024) chain_kernel(FastScan f, const float* boundary) {
-  extern __shared__ float shared_S[];  // [K][8], then the parts' sums, [4][8][K]
+__global__ void __launch_bounds__(1024) chain_kernel(FastScan f, const float* boundary, bool reverse) {
+  extern __shared__ float4 shared_S[];  // [K][8], then the parts' sums, [4][8][K]
   const int K = static_cast<int>(f.args.K), column = static_cast<int>(threadIdx.x),
             part = static_cast<int>(threadIdx.y);
-  float* sums = shared_S + K * kChainRows;
+  float *S = reinterpret_cast<float*>(shared_S), *sums = S + K * kChainRows;
   const Line line = f.line(blockIdx.x);
   const int64_t at = blockIdx.y * kChainRows * K + column;
   for (int r = part; r < kChainRows; r += kChainParts)
-    shared_S[column * kChainRows + r] = boundary ? boundary[line.pair * f.args.V * K + at + r * K] : 0.f;
+    S[column * kChainRows + r] = boundary ? boundary[line.pair * f.args.V * K + at + r * K] : 0.f;
   for (int i = 0; i < f.segment_count; ++i) {
     float* psi = f.segment(line, reverse ? f.segment_count - 1 - i : i);
-    const float* phi = psi + f.args.V * K + (reverse ? column * K : column);
+    const float* phi = psi + (f.args.V + (reverse ? K : 0)) * K + column;
     psi += at;
     float next[kChainRows] = {};
+#pragma unroll
+    for (int r = 0; r < kChainRows; ++r)
+      if (r % kChainParts == part) next[r] = psi[r * K];
     __syncthreads();
 #pragma unroll 16
     for (int k = part * (K / kChainParts); k < (part + 1) * (K / kChainParts); ++k) {
-      const float p = phi[reverse ? k : k * K];
-#pragma unroll
-      for (int r = 0; r < kChainRows; ++r) next[r] += shared_S[k * kChainRows + r] * p;
+      const float p = phi[k * K];
+      const float4 x = shared_S[2 * k], y = shared_S[2 * k + 1];
+      next[0] += x.x * p, next[1] += x.y * p, next[2] += x.z * p, next[3] += x.w * p;
+      next[4] += y.x * p, next[5] += y.y * p, next[6] += y.z * p, next[7] += y.w * p;
     }
 #pragma unroll
     for (int r = 0; r < kChainRows; ++r) sums[(part * kChainRows + r) * K + column] = next[r];
     __syncthreads();
     for (int r = part; r < kChainRows; r += kChainParts) {
-      float sum = psi[r * K];
+      float sum = 0.f;
       for (int q = 0; q < kChainParts; ++q) sum += sums[(q * kChainRows + r) * K + column];
-      psi[r * K] = shared_S[column * kChainRows + r];
-      shared_S[column * kChainRows + r] = sum;
+      psi[r * K] = S[column * kChainRows + r];
+      S[column * kChainRows + r] = sum;
     }
   }
 }
@@ -280,7 +284,7 @@ size_t plan(FastScan& f, const ScanArgs<bf16>& args, bool backward) {
   };
   take(f.squares, f.pairs * f.chunks * f.squares_per_chunk() * kSquare);
   take(f.vectors, f.pairs * f.chunks * 3 * kChunk);
-  if (f.segment_count > 1) take(f.segments, f.pairs * f.segment_count * (args.V + args.K) * args.K);
+  if (f.segment_count > 1) take(f.segments, f.pairs * f.segment_count * (args.V + 2 * args.K) * args.K);
   const int64_t tokens = args.B * args.T_len * args.H;
   if (backward) take(f.u, tokens * args.V);
   if (backward && args.own_first_key) take(f.y, tokens * args.V);
@@ -300,9 +304,8 @@ void start(const FastScan& f) {
 void chain_segments(const FastScan& f, const float* boundary, bool reverse) {
   const dim3 grid(static_cast<unsigned>(f.pairs), static_cast<unsigned>(f.args.V / kChainRows));
   const auto K = static_cast<unsigned>(f.args.K);
-  const auto kernel = reverse ? chain_kernel<true> : chain_kernel<false>;
-  kernel<<<grid, dim3(K, kChainParts), K * kChainRows*(1 + kChainParts) * sizeof(float), stream()>>>(
-      f, boundary);
+  const size_t bytes = K * kChainRows * (1 + kChainParts) * sizeof(float);
+  chain_kernel<<<grid, dim3(K, kChainParts), bytes, stream()>>>(f, boundary, reverse);
   CUDA_CHECK_LAUNCH();
 }
 

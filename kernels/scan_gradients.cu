@@ -64,60 +64,36 @@ struct Place {
   int64_t c0;
 };
 
-// Where one thread's pieces of slabs stand: (row, unit) of the token tiles, (state_row, state_unit) of S and
-// dS.
+// Starts the slab of V at v0: dO, Y, one or two values, dS and, in the base pass, S.
 template <int KC, int VS>
-struct Pieces {
-  int row, unit, state_row, state_unit;
-  __device__ explicit Pieces(int thread)
-      : row(thread / (VS / 8)),
-        unit(thread % (VS / 8)),
-        state_row(thread / (KC / 8)),
-        state_unit(thread % (KC / 8)) {}
-};
-
-// And where they come from in a pass, at v = 0: dO, Y, one or two values; S, dS.
-struct Sources {
-  const bf16* tokens[4];
-  const bf16 *S, *dS;
-
-  template <int KC, int VS>
-  __device__ void set(const FastScan& f, const ScanGrads<bf16>& grads, const Place& p, int pass,
-                      const Pieces<KC, VS>& piece) {
-    const int64_t V = f.args.V, stride = f.args.H * V, at = f.at(p.line, p.c0) * V;
+__device__ void load_slab(const Memory<KC, VS>& mem, int stage, const FastScan& f,
+                          const ScanGrads<bf16>& grads, const Place& p, int pass, int v0) {
+  const int64_t V = f.args.V, stride = f.args.H * V;
+  const int thread = thread_here(), height = static_cast<int>(V) - v0;
+  const int row = thread / (VS / 8), unit = thread % (VS / 8);
+  const auto copy_tokens = [&](int i, const bf16* from, int64_t from_stride) {
+    copy_async(mem.tokens(stage, i).piece(row, unit), from + v0 + row * from_stride + unit * 8,
+               row < p.n && unit * 8 < height);
+  };
+  if (row < kChunk) {
     const int m = 2 * pass - 1;
-    tokens[0] = grads.d_o + at + piece.row * stride + piece.unit * 8;
-    tokens[1] = f.y_at(grads, p.line, p.c0) + piece.row * f.y_stride() + piece.unit * 8;
-    tokens[2] = pass ? f.args.w + f.value(m, p.line, p.c0) + piece.row * f.value_stride() + piece.unit * 8
-                     : f.u + at + piece.row * stride + piece.unit * 8;
-    tokens[3] = tokens[2] + stride;
-    S = f.states() + ((p.line.pair * f.chunks + p.chunk) * V + piece.state_row) * f.args.K + p.k0 +
-        piece.state_unit * 8;
-    dS = S + (f.dstates() - f.states());
-  }
-};
-
-// Starts this thread's share of the slab at v0; `height` is what is left of V there, `values` how many there
-// are.
-template <int KC, int VS>
-__device__ void load_slab(const Memory<KC, VS>& mem, int stage, const Pieces<KC, VS>& piece,
-                          const Sources& from, const Place& p, int K, int height, int v0, bool base,
-                          int values) {
-  if (piece.row < kChunk) {
-    const bool valid = piece.row < p.n && piece.unit * 8 < height;
-#pragma unroll
-    for (int i = 0; i < 4; ++i)
-      if (i < 2 + values)
-        copy_async(mem.tokens(stage, i).piece(piece.row, piece.unit), from.tokens[i] + v0, valid);
+    copy_tokens(0, grads.d_o + f.at(p.line, p.c0) * V, stride);
+    copy_tokens(1, f.y_at(grads, p.line, p.c0), f.y_stride());
+    if (pass == 0)
+      copy_tokens(2, f.u + f.at(p.line, p.c0) * V, stride);
+    else
+      copy_tokens(2, f.args.w + f.value(m, p.line, p.c0), f.value_stride());
+    if (pass && m < f.extra) copy_tokens(3, f.args.w + f.value(m + 1, p.line, p.c0), f.value_stride());
   }
   constexpr int kStep = kThreads / (KC / 8);  // rows of the state that the block copies at once
+  const int64_t K = f.args.K, state = ((p.line.pair * f.chunks + p.chunk) * V + v0) * K + p.k0;
+  const int k = thread % (KC / 8);
 #pragma unroll
   for (int r = 0; r < VS; r += kStep) {
-    const int row = piece.state_row + r;
-    const bool valid = row < height && piece.state_unit * 8 < p.width;
-    const int64_t at = int64_t{v0 + r} * K;
-    copy_async(mem.dS(stage).piece(row, piece.state_unit), from.dS + at, valid);
-    if (base) copy_async(mem.S(stage).piece(row, piece.state_unit), from.S + at, valid);
+    const int v = thread / (KC / 8) + r;
+    const bool valid = v < height && k * 8 < p.width;
+    copy_async(mem.dS(stage).piece(v, k), f.dstates() + state + v * K + k * 8, valid);
+    if (pass == 0) copy_async(mem.S(stage).piece(v, k), f.states() + state + v * K + k * 8, valid);
   }
   commit_copies();
 }
@@ -298,16 +274,33 @@ __device__ void finish_gates(Sums& s, const FastScan& f, const Place& p, float* 
   for (int i = lane; i < p.n; i += kWarp) dg[f.at(p.line, p.c0 + i)] = s.dg[i];
 }
 
+// Brings a block's inputs into the second-level cache, for one that runs about when this one is done.
+__device__ void prefetch(const FastScan& f, const ScanGrads<bf16>& grads, const Place& p) {
+  const int V = static_cast<int>(f.args.V);
+  const int64_t at = f.at(p.line, p.c0), state = (p.line.pair * f.chunks + p.chunk) * V * f.args.K + p.k0;
+  prefetch_tile(f.states() + state, f.args.K, V, p.width);
+  prefetch_tile(f.dstates() + state, f.args.K, V, p.width);
+  prefetch_tile(grads.d_o + at * V, f.args.H * V, p.n, V);
+  prefetch_tile(f.y_at(grads, p.line, p.c0), f.y_stride(), p.n, V);
+  prefetch_tile(f.u + at * V, f.args.H * V, p.n, V);
+  for (int m = 0; m <= f.extra; ++m)
+    prefetch_tile(f.key(m, p.line, p.c0) + p.k0, f.key_stride(m), p.n, p.width);
+}
+
 template <int KC, int VS>
-__global__ void __launch_bounds__(kThreads, 1) gradients_kernel(FastScan f, ScanGrads<bf16> grads) {
+__global__ void __launch_bounds__(kThreads, 1)
+    gradients_kernel(FastScan f, ScanGrads<bf16> grads, uint32_t wave) {
   extern __shared__ __align__(128) char memory[];
   constexpr int NP = KC / 32, kDepth = VS / 16;  // a warp's columns and a slab's rows, in sixteens
   const Memory<KC, VS> mem{shared_address(memory), f.extra};
   Sums& s = *reinterpret_cast<Sums*>(memory + Memory<KC, VS>::bytes(f.extra) - sizeof(Sums));
-  const auto chunks = static_cast<uint32_t>(f.chunks);
-  Place p{f.line(blockIdx.x / chunks), static_cast<int>(blockIdx.x % chunks)};
-  p.n = f.tokens(p.chunk), p.c0 = int64_t{p.chunk} * kChunk;
-  p.k0 = static_cast<int>(blockIdx.y) * KC, p.width = min(static_cast<int>(f.args.K) - p.k0, KC);
+  const auto place = [&](uint32_t block) {
+    const auto chunks = static_cast<uint32_t>(f.chunks);
+    const auto chunk = static_cast<int>(block % chunks), k0 = static_cast<int>(blockIdx.y) * KC;
+    return Place{f.line(block / chunks), chunk, f.tokens(chunk), k0, min(static_cast<int>(f.args.K) - k0, KC),
+                 int64_t{chunk} * kChunk};
+  };
+  const Place p = place(blockIdx.x);
   const int thread = static_cast<int>(threadIdx.x), warp = thread / kWarp, quad = warp / 4, sub = warp % 4;
   // This warp's part of a product with K columns, or of dP (sub 0, 1) and dM (2, 3).
   const int row = 32 * (sub / 2), column = KC / 2 * (sub % 2), square_row = 32 * (sub % 2);
@@ -325,19 +318,16 @@ __global__ void __launch_bounds__(kThreads, 1) gradients_kernel(FastScan f, Scan
 
   // Passes count down to the base pass, 0; a step is a slab of one.
   const int V = static_cast<int>(f.args.V), slabs = (V + VS - 1) / VS, passes = 1 + (f.extra + 1) / 2;
-  const Pieces<KC, VS> pieces(thread);
-  Sources from;
-  int next_pass = passes, next_v0 = V;
+  int next_pass = passes - 1, next_v0 = 0;
   const auto load_next = [&](int stage) {
-    if (next_v0 >= V) from.set(f, grads, p, --next_pass, pieces), next_v0 = 0;
-    const int values = next_pass && 2 * next_pass <= f.extra ? 2 : 1;
-    load_slab(mem, stage, pieces, from, p, static_cast<int>(f.args.K), V - next_v0, next_v0, next_pass == 0,
-              values);
+    load_slab(mem, stage, f, grads, p, next_pass, next_v0);
     next_v0 += VS;
+    if (next_v0 >= V) --next_pass, next_v0 = 0;
   };
   Sum x = {};
   float states = 0.f;
   load_next(0);
+  if (blockIdx.x + wave < gridDim.x) prefetch(f, grads, place(blockIdx.x + wave));
   for (int step = 0, pass = passes - 1, slab = 0; pass >= 0; ++step) {
     const int at = step & 1;
     wait_copies<0>();
@@ -434,7 +424,7 @@ void launch(const FastScan& f, const ScanGrads<bf16>& grads) {
   const auto kernel = gradients_kernel<KC, VS>;
   CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
   const dim3 grid(static_cast<unsigned>(f.pairs * f.chunks), static_cast<unsigned>(ceil_div(f.args.K, KC)));
-  kernel<<<grid, kThreads, bytes, stream()>>>(f, grads);
+  kernel<<<grid, kThreads, bytes, stream()>>>(f, grads, static_cast<uint32_t>(context().multiprocessors));
   CUDA_CHECK_LAUNCH();
   const int64_t n = f.args.B * f.args.T_len * f.args.H;
   if (grid.y > 1)
