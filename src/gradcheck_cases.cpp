@@ -4,7 +4,7 @@
 #include <numeric>
 
 #include "src/gradcheck_ops.h"
-#include "src/host_values.h"
+#include "src/host.h"
 #include "tensor/rng.h"
 
 namespace prism {

@@ -5,7 +5,7 @@
 
 #include "kernels/documents.h"
 #include "src/gradcheck.h"
-#include "src/host_values.h"
+#include "src/host.h"
 #include "tensor/rng.h"
 
 namespace prism {

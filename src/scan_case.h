@@ -8,7 +8,7 @@
 
 #include "kernels/documents.h"
 #include "kernels/scan.h"
-#include "src/host_values.h"
+#include "src/host.h"
 #include "tensor/rng.h"
 
 namespace prism {

@@ -108,6 +108,23 @@ void* capture_end() {
 void graph_launch(void* graph) { CUDA_CHECK(cudaGraphLaunch(static_cast<cudaGraphExec_t>(graph), stream())); }
 void graph_release(void* graph) { cudaGraphExecDestroy(static_cast<cudaGraphExec_t>(graph)); }
 
+void* mark() {
+  cudaEvent_t event = nullptr;
+  CUDA_CHECK(cudaEventCreate(&event));
+  CUDA_CHECK(cudaEventRecord(event, stream()));
+  return event;
+}
+
+double milliseconds(void* from, void* to) {
+  float elapsed = 0;
+  const auto first = static_cast<cudaEvent_t>(from), second = static_cast<cudaEvent_t>(to);
+  CUDA_CHECK(cudaEventSynchronize(second));
+  CUDA_CHECK(cudaEventElapsedTime(&elapsed, first, second));
+  CUDA_CHECK(cudaEventDestroy(first));
+  CUDA_CHECK(cudaEventDestroy(second));
+  return static_cast<double>(elapsed);
+}
+
 std::string describe() {
   context();
   cudaDeviceProp card;

@@ -36,6 +36,11 @@ PRISM_DEVICE_FN(void*, capture_end, (), ())
 PRISM_DEVICE_FN(void, graph_launch, (void* graph), (graph))
 PRISM_DEVICE_FN(void, graph_release, (void* graph), (graph))
 
+// A moment in the device's order of work, and the time between two of them, which waits for the second and
+// lets go of both.
+PRISM_DEVICE_FN(void*, mark, (), ())
+PRISM_DEVICE_FN(double, milliseconds, (void* from, void* to), (from, to))
+
 // True when a CUDA card can be used; never throws.
 bool cuda_usable();
 

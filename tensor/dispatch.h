@@ -51,6 +51,20 @@ void dispatch_acc(DType dtype, Fn&& fn) {
              "; the cpu computes in f32 and f64, cuda in f32 and bf16");
 }
 
+// Called before and after every kernel while it is set: how bench times the parts of a step.
+inline void (*kernel_hook)(const char* kernel, Device device, bool before) = nullptr;
+
+struct HookedCall {
+  const char* kernel;
+  Device device;
+  HookedCall(const char* name, Device where) : kernel(name), device(where) {
+    if (kernel_hook) kernel_hook(kernel, device, true);
+  }
+  ~HookedCall() {
+    if (kernel_hook) kernel_hook(kernel, device, false);
+  }
+};
+
 }  // namespace prism
 
 #define PRISM_STRIP(...) __VA_ARGS__
@@ -70,6 +84,7 @@ void dispatch_acc(DType dtype, Fn&& fn) {
   }                                                                   \
   template <class T>                                                  \
   inline void name(::prism::Device device, PRISM_STRIP params) {      \
+    const ::prism::HookedCall hooked(#name, device);                  \
     if constexpr (::prism::on_cpu<T>)                                 \
       if (device == ::prism::Device::cpu) return cpu::name<T> args;   \
     if constexpr (::prism::on_cuda<T>)                                \
