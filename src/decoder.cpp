@@ -5,7 +5,7 @@
 #include <numeric>
 
 #include "kernels/matmul.h"
-#include "src/host_values.h"
+#include "src/host.h"
 #include "tensor/rng.h"
 
 namespace prism {

@@ -4,7 +4,7 @@
 
 #include "kernels/loss.h"
 #include "kernels/matmul.h"
-#include "src/host_values.h"
+#include "src/host.h"
 
 namespace prism {
 

@@ -6,7 +6,7 @@
 #include "src/decoder.h"
 #include "src/engine.h"
 #include "src/evaluate.h"
-#include "src/host_values.h"
+#include "src/host.h"
 #include "tensor/rng.h"
 #include "src/compare.h"
 
