@@ -128,3 +128,12 @@ portable:
 .PHONY: clean
 clean:
 	rm -rf $(BUILD)
+
+# --- set-up
+
+PACKAGES := g++ make git libeigen3-dev libcli11-dev doctest-dev nlohmann-json3-dev libsentencepiece-dev libzstd-dev clang-format
+
+# Installs what is missing on Debian and Ubuntu; elsewhere says what is needed and stops.
+.PHONY: deps
+deps:
+	@bash tests/deps.sh $(PACKAGES)

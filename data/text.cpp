@@ -29,12 +29,9 @@ constexpr size_t kNone = std::string::npos;
 int character_size(std::string_view text) {
   const auto byte = [&](size_t i) { return static_cast<unsigned char>(text[i]); };
   const unsigned char lead = byte(0);
-  const size_t size = lead < 0x80   ? 1
-                      : lead < 0xc2 ? 0
-                      : lead < 0xe0 ? 2
-                      : lead < 0xf0 ? 3
-                      : lead < 0xf5 ? 4
-                                    : 0;
+  if (lead < 0x80) return 1;
+  if (lead < 0xc2 || lead > 0xf4) return 0;
+  const size_t size = lead < 0xe0 ? 2 : lead < 0xf0 ? 3 : 4;
   for (size_t i = 1; i < std::min(size, text.size()); ++i) {
     const unsigned char low = i > 1 ? 0x80 : lead == 0xe0 ? 0xa0 : lead == 0xf0 ? 0x90 : 0x80;
     const unsigned char high = i > 1 ? 0xbf : lead == 0xed ? 0x9f : lead == 0xf4 ? 0x8f : 0xbf;
@@ -44,10 +41,9 @@ int character_size(std::string_view text) {
 }
 
 void open_file(std::filebuf& file, const std::string& path) {
-  const bool opened = !fs::is_directory(path) &&
-                      file.open(path == "-" ? "/dev/stdin" : path, std::ios::in | std::ios::binary);
-  PRISM_CHECK(opened, path, ": ",
-              fs::is_directory(path) ? "expected a file, got a directory" : std::strerror(errno));
+  PRISM_CHECK(!fs::is_directory(path), path, ": expected a file, got a directory");
+  file.open(path == "-" ? "/dev/stdin" : path, std::ios::in | std::ios::binary);
+  PRISM_CHECK(file.is_open(), path, ": ", std::strerror(errno));
 }
 
 std::string read_head(const std::string& path) {
@@ -166,6 +162,10 @@ std::string read_file(const std::string& path) {
 std::vector<std::string> list_text_files(const std::vector<std::string>& names) {
   std::vector<std::string> files;
   for (const std::string& name : names) {
+    if (fs::exists(name)) {
+      list(name, files);
+      continue;
+    }
     glob_t found{};
     glob(name.c_str(), GLOB_NOCHECK, nullptr, &found);  // the name itself when nothing matches
     const std::vector<std::string> paths(found.gl_pathv, found.gl_pathv + found.gl_pathc);
@@ -182,7 +182,7 @@ struct DocumentReader::Input {
   std::istream stream{&file};
 
   explicit Input(const std::string& name) : path(name) {
-    if (path != "-") refuse_lfs_pointer(read_head(path), path);
+    if (fs::is_regular_file(path)) refuse_lfs_pointer(read_head(path), path);
     open_file(file, path);
     if (path.ends_with(".zst")) stream.rdbuf(&zstd.emplace(file, path));
     stream.exceptions(std::ios::badbit);  // passes on what the buffer throws

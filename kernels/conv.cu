@@ -10,8 +10,9 @@ namespace prism::cuda {
 
 namespace {
 
-constexpr int kWalk = 32;  // tokens a thread walks; kSumTile / kWalk threads share a tile
-constexpr int kAhead = 4;  // tokens read ahead of their use
+constexpr int kWalk = 64;  // tokens a thread walks; kSumTile / kWalk threads share a tile
+constexpr int kAhead =
+    4;  // tokens read ahead of their use; as many as W = 4 so that windows turn without moves
 constexpr float kEps = static_cast<float>(kL2NormEps);
 
 template <class T>
@@ -36,17 +37,19 @@ __device__ inline float silu_slope(float x, float open) { return open * (1.f + x
 template <int N, int W, class T>
 struct Walk {
   int64_t b, channel, begin;
-  int count;
+  int count, reach;    // reach: its tokens and the W - 1 after them, in the row
   float weight[W][N];  // weight[j] multiplies x_{t-j}
   float x[W][N];       // x[j] is x_{t-j}, 0 in another document
 
-  __device__ Walk(const ConvArgs<T>& a, int64_t walks) {
-    const unsigned walk = blockIdx.x * blockDim.y + threadIdx.y;
+  __device__ Walk(const ConvArgs<T>& a, int64_t walks, unsigned strips) {
+    // Blocks that follow each other share tokens: neighbouring strips of channels meet in the L2 cache.
+    const unsigned walk = blockIdx.x / strips * blockDim.y + threadIdx.y, strip = blockIdx.x % strips;
     b = walk / static_cast<unsigned>(walks);
     begin = (walk - b * walks) * kWalk;
-    channel = (static_cast<int64_t>(blockIdx.y) * blockDim.x + threadIdx.x) * N;
+    channel = (static_cast<int64_t>(strip) * blockDim.x + threadIdx.x) * N;
     const bool live = b < a.B && channel < a.channels && begin < a.T_len;
     count = live ? static_cast<int>(min(static_cast<int64_t>(kWalk), a.T_len - begin)) : 0;
+    reach = live ? static_cast<int>(min(static_cast<int64_t>(count + W - 1), a.T_len - begin)) : 0;
     float taps[W * N];
     each<W * N>([&](int i) { taps[i] = 1.f; });
     if (live && a.weight) load_n<W * N>(a.weight + channel * W, taps);
@@ -66,7 +69,17 @@ struct Walk {
   // Tokens of its document before token i of the walk, in this row.
   __device__ int age(const ConvArgs<T>& a, int i) const {
     const int t = static_cast<int>(begin) + i;
-    return a.start ? t - a.start[row(a) + i] : t;
+    return a.start && i < reach ? t - a.start[row(a) + i] : t;
+  }
+  // The first token of the last document in the batch [from, from + kAhead).
+  __device__ int last_start(const ConvArgs<T>& a, int from) const {
+    return a.start && from + kAhead <= count ? a.start[row(a) + from + kAhead - 1] : 0;
+  }
+  // Whether the batch is the walk's own and in one document with the `depth` tokens before it. Asked by whole
+  // warps, which then leave out every test.
+  __device__ bool plain(int from, int last_start, int depth) const {
+    const bool mine = from + kAhead <= count && last_start <= max(static_cast<int>(begin) + from - depth, 0);
+    return __all_sync(0xffffffffu, mine);
   }
   __device__ void forget() {
 #pragma unroll
@@ -85,10 +98,17 @@ __device__ void shift(float (&window)[W][N]) {
   for (int j = W - 1; j > 0; --j) each<N>([&](int i) { window[j][i] = window[j - 1][i]; });
 }
 
-template <int N, int W, class T>
+// kLanes: lanes of a head; 0: no norm; kAnyLanes: `lanes`, at run time.
+constexpr int kAnyLanes = -1;
+template <int kLanes>
+__device__ float head_sum(float x, int lanes) {
+  return team_sum(x, kLanes == kAnyLanes ? lanes : kLanes);
+}
+
+template <int N, int W, int kLanes, class T>
 __global__ void __launch_bounds__(128)
-    conv_forward_kernel(ConvArgs<T> a, int64_t walks, int steps, int lanes) {
-  Walk<N, W, T> walk(a, walks);
+    conv_forward_kernel(ConvArgs<T> a, int64_t walks, unsigned strips, int steps, int lanes) {
+  Walk<N, W, T> walk(a, walks, strips);
   if (a.cache_out && walk.begin == 0 && walk.count > 0) {  // no other thread reads what it may overwrite
     float back[W][N];
     walk.look_back(a, a.T_len, first_token(a, walk.b, a.T_len - 1), back);
@@ -98,85 +118,103 @@ __global__ void __launch_bounds__(128)
   }
   const T* x = a.x[walk.row(a)] + walk.channel;
   T* y = a.y + walk.row(a) * a.channels + walk.channel;
-  for (int from = 0; from < steps; from += kAhead) {
-    Packed<N, T> in[kAhead];
-    int age[kAhead];
+  Packed<N, T> in[kAhead], next[kAhead];
+  const auto read = [&](int from) {
 #pragma unroll
     for (int u = 0; u < kAhead; ++u, x += a.x.stride) {
-      in[u].clear(), age[u] = 1;
-      if (from + u < walk.count) in[u].load(x), age[u] = walk.age(a, from + u);
+      next[u].clear();
+      if (from + u < walk.count) next[u].load(x);
     }
+    return walk.last_start(a, from);
+  };
+  int next_start = read(0);
+  for (int from = 0; from < steps; from += kAhead) {
+    const int last_start = next_start;
+    each<kAhead>([&](int u) { in[u] = next[u]; });
+    next_start = read(from + kAhead);
+    const auto run = [&](auto plain) {
 #pragma unroll
-    for (int u = 0; u < kAhead; ++u, y += a.channels) {
-      in[u].unpack(walk.x[0]);
-      if (age[u] == 0 && walk.begin + from + u > 0) walk.forget();
-      float s[N], square = 0;
-      walk.convolve(s);
-      each<N>([&](int i) {
-        s[i] *= sigmoid(s[i]);
-        square += s[i] * s[i];
-      });
-      if (a.head) {
-        const float factor = a.scale * rsqrtf(team_sum(square, lanes) + kEps);
-        each<N>([&](int i) { s[i] *= factor; });
+      for (int u = 0; u < kAhead; ++u, y += a.channels) {
+        in[u].unpack(walk.x[0]);
+        if (!plain && walk.begin + from + u > 0 && walk.age(a, from + u) == 0) walk.forget();
+        float s[N], square = 0;
+        walk.convolve(s);
+        each<N>([&](int i) {
+          s[i] *= sigmoid(s[i]);
+          square += s[i] * s[i];
+        });
+        if constexpr (kLanes != 0) {
+          const float factor = a.scale * rsqrtf(head_sum<kLanes>(square, lanes) + kEps);
+          each<N>([&](int i) { s[i] *= factor; });
+        }
+        if (plain || from + u < walk.count) store_n<N>(y, s);
+        shift(walk.x);
       }
-      if (from + u < walk.count) store_n<N>(y, s);
-      shift(walk.x);
-    }
+    };
+    walk.plain(from, last_start, 1) ? run(std::true_type{}) : run(std::false_type{});
   }
 }
 
 // Walks W - 1 tokens beyond its own, whose ds reach back into them. later[j] gathers dx_{t-j}.
-template <int N, int W, class T>
-__global__ void __launch_bounds__(128)
-    conv_backward_kernel(ConvArgs<T> a, ConvGrads<T> g, int64_t walks, int steps, int lanes) {
-  Walk<N, W, T> walk(a, walks);
+template <int N, int W, int kLanes, class T>
+__global__ void __launch_bounds__(128, N * sizeof(T) == 8 ? 3 : 2)
+    conv_backward_kernel(ConvArgs<T> a, ConvGrads<T> g, int64_t walks, unsigned strips, int steps,
+                         int lanes) {
+  Walk<N, W, T> walk(a, walks, strips);
   float dweight[W][N], later[W][N];
   each<W, N>([&](int j, int i) { dweight[j][i] = later[j][i] = 0.f; });
-  const int64_t row_left = a.T_len - walk.begin, wanted = walk.count + W - 1;
-  const int reach = walk.count == 0 ? 0 : static_cast<int>(min(wanted, row_left));
   const T* x = a.x[walk.row(a)] + walk.channel;
   const T* dy = g.dy + walk.row(a) * a.channels + walk.channel;
   T* dx = g.dx[walk.row(a) - (W - 1)] + walk.channel;
-  for (int from = 0; from < steps; from += kAhead) {
-    Packed<N, T> in[kAhead], back[kAhead];
-    int age[kAhead];
+  Packed<N, T> in[kAhead], back[kAhead], next[kAhead], next_back[kAhead];
+  const auto read = [&](int from) {
 #pragma unroll
     for (int u = 0; u < kAhead; ++u, x += a.x.stride, dy += a.channels) {
-      in[u].clear(), back[u].clear(), age[u] = 1;
-      if (from + u < reach) in[u].load(x), back[u].load(dy), age[u] = walk.age(a, from + u);
+      next[u].clear(), next_back[u].clear();
+      if (from + u < walk.reach) next[u].load(x), next_back[u].load(dy);
     }
+    return walk.last_start(a, from);
+  };
+  int next_start = read(0);
+  for (int from = 0; from < steps; from += kAhead) {
+    const int last_start = next_start;
+    each<kAhead>([&](int u) { in[u] = next[u], back[u] = next_back[u]; });
+    next_start = read(from + kAhead);
+    const auto run = [&](auto plain) {
 #pragma unroll
-    for (int u = 0; u < kAhead; ++u, dx += g.dx.stride) {
-      in[u].unpack(walk.x[0]);
-      if (age[u] == 0 && walk.begin + from + u > 0) walk.forget();
-      float s[N], open[N], d[N], square = 0, along = 0;
-      walk.convolve(s);
-      back[u].unpack(d);
-      each<N>([&](int i) {
-        open[i] = sigmoid(s[i]);
-        const float z = s[i] * open[i];
-        square += z * z;
-        along += z * d[i];
-      });
-      if (a.head) {  // y = scale z / |z|: dz = scale / |z| (dy - z <z, dy> / |z|^2)
-        const float inverse = rsqrtf(team_sum(square, lanes) + kEps), factor = a.scale * inverse;
-        along = team_sum(along, lanes) * inverse * inverse;
-        each<N>([&](int i) { d[i] = factor * (d[i] - s[i] * open[i] * along); });
+      for (int u = 0; u < kAhead; ++u, dx += g.dx.stride) {
+        const int age = plain ? W : walk.age(a, from + u), done = from + u - (W - 1);
+        in[u].unpack(walk.x[0]);
+        if (!plain && walk.begin + from + u > 0 && age == 0) walk.forget();
+        float s[N], open[N], d[N], square = 0, along = 0;
+        walk.convolve(s);
+        back[u].unpack(d);
+        each<N>([&](int i) {
+          open[i] = sigmoid(s[i]);
+          const float z = s[i] * open[i];
+          square += z * z;
+          along += z * d[i];
+        });
+        if constexpr (kLanes != 0) {  // y = scale z / |z|: dz = scale / |z| (dy - z <z, dy> / |z|^2)
+          const float inverse = rsqrtf(head_sum<kLanes>(square, lanes) + kEps), factor = a.scale * inverse;
+          along = head_sum<kLanes>(along, lanes) * inverse * inverse;
+          each<N>([&](int i) { d[i] = factor * (d[i] - s[i] * open[i] * along); });
+        }
+        each<N>([&](int i) {
+          d[i] *= silu_slope(s[i], open[i]);
+          later[0][i] = walk.weight[0][i] * d[i];
+        });
+#pragma unroll
+        for (int j = 1; j < W; ++j)
+          if (age >= j) each<N>([&](int i) { later[j][i] += walk.weight[j][i] * d[i]; });
+        if (plain || from + u < walk.count)
+          each<W, N>([&](int j, int i) { dweight[j][i] += d[i] * walk.x[j][i]; });
+        if (plain || (done >= 0 && done < walk.count)) store_n<N>(dx, later[W - 1]);
+        shift(later);
+        shift(walk.x);
       }
-      each<N>([&](int i) {
-        d[i] *= silu_slope(s[i], open[i]);
-        later[0][i] = walk.weight[0][i] * d[i];
-      });
-#pragma unroll
-      for (int j = 1; j < W; ++j)
-        if (age[u] >= j) each<N>([&](int i) { later[j][i] += walk.weight[j][i] * d[i]; });
-      if (from + u < walk.count) each<W, N>([&](int j, int i) { dweight[j][i] += d[i] * walk.x[j][i]; });
-      const int done = from + u - (W - 1);
-      if (done >= 0 && done < walk.count) store_n<N>(dx, later[W - 1]);
-      shift(later);
-      shift(walk.x);
-    }
+    };
+    from > 0 && walk.plain(from, last_start, W - 1) ? run(std::true_type{}) : run(std::false_type{});
   }
   if (!g.dweight) return;
   // The walks of a tile are added in order.
@@ -185,7 +223,7 @@ __global__ void __launch_bounds__(128)
   each<W, N>([&](int j, int i) { sums[me][i * W + W - 1 - j] = dweight[j][i]; });
   __syncthreads();
   if (walk.channel >= a.channels) return;
-  float* partial = g.partial + (static_cast<int64_t>(blockIdx.x) * a.channels + walk.channel) * W;
+  float* partial = g.partial + (static_cast<int64_t>(blockIdx.x / strips) * a.channels + walk.channel) * W;
   for (int c = static_cast<int>(threadIdx.y); c < N * W; c += static_cast<int>(blockDim.y)) {
     float sum = 0;
     for (int y = 0; y < static_cast<int>(blockDim.y); ++y) sum += sums[y * blockDim.x + threadIdx.x][c];
@@ -280,28 +318,38 @@ __global__ void conv_simple_backward_kernel(ConvArgs<T> a, ConvGrads<T> g) {
 
 template <int N, class T>
 struct FastLaunch {
-  int64_t walks;  // of a row
-  int lanes;      // of a head
+  int64_t walks;    // of a row
+  unsigned strips;  // of block.x threads each, over the channels
+  int lanes;        // of a head
   dim3 block{1, kSumTile / kWalk}, grid;
   explicit FastLaunch(const ConvArgs<T>& a)
       : walks(sum_tiles(a.T_len) * (kSumTile / kWalk)), lanes(static_cast<int>(a.head / N)) {
     const int64_t vectors = a.channels / N;
     while (block.x < kWarp && block.x < vectors) block.x *= 2;
-    grid = dim3(grid_for(a.B * walks, kSumTile / kWalk), grid_for(vectors, static_cast<int>(block.x)));
+    strips = grid_for(vectors, static_cast<int>(block.x));
+    grid = grid_for(conv_partials(a.B, a.T_len) * strips, 1);
   }
 };
 
-// Calls fn(FastLaunch<N, T>, Int<N>, Int<W>) when the fast path can take this shape, and says whether it did.
-// 8 bytes a thread leave room for more threads; a head wider than a warp of them takes 16.
+// Calls fn(FastLaunch<N, T>, Int<N>, Int<W>, Int<kLanes>) when the fast path can take this shape, and says
+// whether it did. 8 bytes a thread leave room for more threads; a head wider than a warp of them takes 16.
 template <class T, class Fn>
 bool fast(const ConvArgs<T>& a, bool rows_aligned, Fn&& fn) {
   if (!rows_aligned || a.channels % kVec<T> != 0 || a.head % kVec<T> != 0) return false;
   const auto with_n = [&](auto n) {
-    const int64_t lanes = a.head / n;
-    if (lanes > kWarp || (lanes & (lanes - 1)) != 0) return false;
-    if (a.W == 4 && a.weight) return fn(FastLaunch<n, T>(a), n, Int<4>{}), true;
-    if (a.W == 1) return fn(FastLaunch<n, T>(a), n, Int<1>{}), true;
-    return false;
+    const FastLaunch<n, T> launch(a);
+    if (launch.lanes > kWarp || (launch.lanes & (launch.lanes - 1)) != 0) return false;
+    const auto with_w = [&](auto w) {
+      if (launch.lanes == 0)
+        fn(launch, n, w, Int<0>{});
+      else if (launch.lanes == kWarp)
+        fn(launch, n, w, Int<kWarp>{});
+      else
+        fn(launch, n, w, Int<kAnyLanes>{});
+      return true;
+    };
+    if (a.W == 4 && a.weight) return with_w(Int<4>{});
+    return a.W == 1 && with_w(Int<1>{});
   };
   return with_n(Int<4>{}) || (kVec<T> == 8 && with_n(Int<kVec<T>>{}));
 }
@@ -311,12 +359,12 @@ bool fast(const ConvArgs<T>& a, bool rows_aligned, Fn&& fn) {
 template <class T>
 void conv_forward(const ConvArgs<T>& a) {
   if (a.B * a.T_len * a.channels == 0) return;
-  const bool done =
-      fast(a, aligned(a.y, a.cache_out, a.x, a.weight, a.cache_in), [&](auto launch, auto N, auto W) {
-        const int steps = static_cast<int>(std::min<int64_t>(kWalk, a.T_len));
-        conv_forward_kernel<N, W>
-            <<<launch.grid, launch.block, 0, stream()>>>(a, launch.walks, steps, launch.lanes);
-      });
+  const bool done = fast(a, aligned(a.y, a.cache_out, a.x, a.weight, a.cache_in),
+                         [&](const auto& launch, auto N, auto W, auto lanes) {
+                           const int steps = static_cast<int>(std::min<int64_t>(kWalk, a.T_len));
+                           conv_forward_kernel<N, W, lanes><<<launch.grid, launch.block, 0, stream()>>>(
+                               a, launch.walks, launch.strips, steps, launch.lanes);
+                         });
   CUDA_CHECK_LAUNCH();
   if (done) return;
   const int64_t warps = a.B * a.T_len * (a.head ? a.channels / a.head : 1);
@@ -329,11 +377,12 @@ void conv_forward(const ConvArgs<T>& a) {
 template <class T>
 void conv_backward(const ConvArgs<T>& a, const ConvGrads<T>& g) {
   if (a.B * a.T_len * a.channels == 0) return;
-  const bool done = fast(a, aligned(g.dx, g.dy, a.x, a.weight, a.cache_in), [&](auto launch, auto N, auto W) {
-    const int steps = static_cast<int>(std::min<int64_t>(kWalk, a.T_len)) + W - 1;
-    conv_backward_kernel<N, W>
-        <<<launch.grid, launch.block, 0, stream()>>>(a, g, launch.walks, steps, launch.lanes);
-  });
+  const bool done = fast(a, aligned(g.dx, g.dy, a.x, a.weight, a.cache_in),
+                         [&](const auto& launch, auto N, auto W, auto lanes) {
+                           const int steps = static_cast<int>(std::min<int64_t>(kWalk, a.T_len)) + W - 1;
+                           conv_backward_kernel<N, W, lanes><<<launch.grid, launch.block, 0, stream()>>>(
+                               a, g, launch.walks, launch.strips, steps, launch.lanes);
+                         });
   if (!done) {
     const int64_t warps = a.B * a.T_len * (a.head ? a.channels / a.head : 1);
     conv_simple_kernel<<<grid_for(warps * kWarp, 256), 256, 0, stream()>>>(a, g);

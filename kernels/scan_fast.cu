@@ -45,20 +45,26 @@ struct Stage {
 
 enum class Walk { output, states, transition };
 
-template <int KP, bool output>
+// Or, with `prefetch`, only brings it nearer.
+template <int KP, bool output, bool prefetch = false>
 __device__ void load_stage(const Stage<KP>& stage, const FastScan& f, const Line& line, int64_t chunk,
                            int64_t v0) {
   const int64_t c0 = chunk * kChunk, V = f.args.V;
   const int n = f.tokens(chunk), K = static_cast<int>(f.args.K);
   const int width = static_cast<int>(max(min(V - v0, int64_t{stage.value_units * 8}), int64_t{0}));
+  const auto fetch = [](const Tile& tile, const bf16* from, int64_t stride, int rows, int columns) {
+    prefetch ? prefetch_tile(from, stride, rows, min(columns, tile.units * 8))
+             : load_tile(tile, from, stride, rows, columns);
+  };
   for (int m = 0; m <= f.extra; ++m) {
-    load_tile(stage.key(m), f.key(m, line, c0), f.key_stride(m), n, K);
+    fetch(stage.key(m), f.key(m, line, c0), f.key_stride(m), n, K);
     if (f.has_value(m))
-      load_tile(stage.value(m), f.args.w + f.value(m, line, c0) + v0, f.value_stride(), n, width);
-    load_tile(stage.x(m), f.square(line, chunk, m ? square_x(m) : square_T), kChunk, kChunk, kChunk);
-    if constexpr (output) load_tile(stage.p(m), f.square(line, chunk, square_p(m)), kChunk, kChunk, kChunk);
+      fetch(stage.value(m), f.args.w + f.value(m, line, c0) + v0, f.value_stride(), n, width);
+    fetch(stage.x(m), f.square(line, chunk, m ? square_x(m) : square_T), kChunk, kChunk, kChunk);
+    if constexpr (output) fetch(stage.p(m), f.square(line, chunk, square_p(m)), kChunk, kChunk, kChunk);
   }
-  if constexpr (output) load_tile(stage.q(), f.args.q + f.at(line, c0) * K, f.key_stride(0), n, K);
+  if constexpr (output) fetch(stage.q(), f.args.q + f.at(line, c0) * K, f.key_stride(0), n, K);
+  if constexpr (prefetch) return;
   const int i = static_cast<int>(threadIdx.x);
   if (i < 3 * kChunk / 4) copy_async(stage.vectors() + i * 16, f.vector(line, chunk) + i * 4, true);
   commit_copies();
@@ -105,60 +111,63 @@ __global__ void __launch_bounds__(kWalkThreads, 1) forward_walk(FastScan f, int 
     __syncthreads();  // this chunk is here, and nobody still reads the one before
     if (stages == 2 && chunk + 1 < last)
       load_stage<KP, output>(stage_at(chunk + 1), f, line, chunk + 1, load_v0);
+    if (stages == 1 && chunk + 1 < last) load_stage<KP, output, true>(stage, f, line, chunk + 1, load_v0);
     const float* a = reinterpret_cast<const float*>(memory + (stage.vectors() - shared_address(memory)));
     const float *b = a + kChunk, *beta = b + kChunk;
     if constexpr (walk == Walk::states)
       store_state<MT, KP>(f.states() + (line.pair * f.chunks + chunk) * V * K + row, K, S, height);
 
     // R = W_1 - diag(beta) (diag(a) K S^T + sum_m (Gamma^- . X_m) W_m)
-    TokenSums<MT> x;
-    TokenOperand<MT> u;
-    clear<MT>(x);
-    add_state_key<MT, KP>(x, S, stage.key(0));
-    scale_tokens<MT>(x, a);
-    for (int m = 1; m <= f.extra; ++m) {
-      add_lower<MT>(x, FromTile<MT>{stage.value(m), warp_v}, stage.x(m));
-    }
+    HalfSums<MT> x;
+    TokenOperand<MT> u, o;
     const bool has_value = f.has_value(0);
 #pragma unroll
-    for (int mt = 0; mt < MT; ++mt)
-#pragma unroll
-      for (int p = 0; p < 4; ++p) {
-        FragmentA r = {};
-        if (has_value) stage.value(0).a_transposed(r, warp_v + 16 * mt, 16 * p);
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {  // the words of an A fragment are those of two accumulators
-          const float2 s = *reinterpret_cast<const float2*>(beta + 16 * p + 8 * (i / 2) + lane_column);
-          float(&c)[4] = x[mt][2 * p + i / 2];
-          c[i % 2 * 2] = low_bf16(r[i]) - s.x * c[i % 2 * 2];
-          c[i % 2 * 2 + 1] = high_bf16(r[i]) - s.y * c[i % 2 * 2 + 1];
-        }
-      }
-    // U = T R
-    to_operand<MT>(u, x);
-    clear<MT>(x);
-    add_lower<MT>(x, FromRegisters<MT>{u}, stage.x(0));
-    to_operand<MT>(u, x);
-    const int64_t at = f.at(line, chunk * kChunk) * V + v0 + warp_v;
-    if constexpr (walk == Walk::states) store_tokens<MT>(f.u + at, f.args.H * V, x, n, height);
-    // O = diag(a) Q S^T + sum_m (Gamma . P_m) W_m
-    if constexpr (output) {
+    for (int h = 0; h < 2; ++h) {
       clear<MT>(x);
-      add_state_key<MT, KP>(x, S, stage.q());
-      scale_tokens<MT>(x, a);
-      add_lower<MT>(x, FromRegisters<MT>{u}, stage.p(0));
-      for (int m = 1; m <= f.extra; ++m) {
-        add_lower<MT>(x, FromTile<MT>{stage.value(m), warp_v}, stage.p(m));
-      }
-      store_tokens<MT>(f.args.o + at, f.args.H * V, x, n, height);
+      add_state_key<MT, KP>(x, S, stage.key(0), h);
+      scale_tokens<MT>(x, a, h);
+      for (int m = 1; m <= f.extra; ++m)
+        add_lower<MT, false>(x, FromTile<MT>{stage.value(m), warp_v}, stage.x(m), h);
+#pragma unroll
+      for (int mt = 0; mt < MT; ++mt)
+#pragma unroll
+        for (int p = 0; p < 2; ++p) {
+          FragmentA w = {};
+          if (has_value) stage.value(0).a_transposed(w, warp_v + 16 * mt, 32 * h + 16 * p);
+#pragma unroll
+          for (int i = 0; i < 4; ++i) {  // the words of an A fragment are those of two accumulators
+            const float2 s =
+                *reinterpret_cast<const float2*>(beta + 32 * h + 16 * p + 8 * (i / 2) + lane_column);
+            Accumulator& c = x[mt][2 * p + i / 2];
+            c[i % 2 * 2] = low_bf16(w[i]) - s.x * c[i % 2 * 2];
+            c[i % 2 * 2 + 1] = high_bf16(w[i]) - s.y * c[i % 2 * 2 + 1];
+          }
+        }
+      to_operand<MT>(u, x, h);
     }
+    // U = T R
+    multiply_lower<MT, false>(u, stage.x(0));
+    const int64_t at = f.at(line, chunk * kChunk) * V + v0 + warp_v;
+    if constexpr (walk == Walk::states) store_tokens<MT>(f.u + at, f.args.H * V, u, n, height, 0, 4);
+    // O = diag(a) Q S^T + sum_m (Gamma . P_m) W_m
+    if constexpr (output)
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        clear<MT>(x);
+        add_state_key<MT, KP>(x, S, stage.q(), h);
+        scale_tokens<MT>(x, a, h);
+        add_lower<MT, false>(x, FromRegisters<MT>{u}, stage.p(0), h);
+        for (int m = 1; m <= f.extra; ++m)
+          add_lower<MT, false>(x, FromTile<MT>{stage.value(m), warp_v}, stage.p(m), h);
+        to_operand<MT>(o, x, h);
+        store_tokens<MT>(f.args.o + at, f.args.H * V, o, n, height, 2 * h, 2 * h + 2);
+      }
     // S' = a_n S + sum_m (diag(b) W_m)^T kappa_m
     scale_state<MT, KP>(S, a[n - 1]);
     scale_operand<MT>(u, b);
     add_outer<MT, KP>(S, FromRegisters<MT>{u}, stage.key(0));
-    for (int m = 1; m <= f.extra; ++m) {
+    for (int m = 1; m <= f.extra; ++m)
       add_outer<MT, KP>(S, FromTile<MT>{stage.value(m), warp_v, b}, stage.key(m));
-    }
     if (stages == 1) __syncthreads();
   }
 
@@ -168,40 +177,48 @@ __global__ void __launch_bounds__(kWalkThreads, 1) forward_walk(FastScan f, int 
   if (to)
     each_state<MT, KP>(S, K, height, [&](int v, int k, float& x0, float& x1) {
       *reinterpret_cast<float2*>(to + row + v * K + k) = {x0, x1};
+      if (identity) to[K * K + k * K + v0 + warp_v + v] = x0, to[K * K + (k + 1) * K + v0 + warp_v + v] = x1;
     });
 }
 
 // S <- S Phi + Psi from segment to segment, or S <- S Phi^T + Psi backwards; each S takes its Psi's place. A
-// block has 8 rows of S of one pair, a thread one column of them.
-constexpr int kChainRows = 8;
-template <bool reverse>
-__global__ void chain_kernel(FastScan f, const float* boundary) {
-  extern __shared__ float4 shared_S[];  // [K][8]
-  const int K = static_cast<int>(f.args.K), column = static_cast<int>(threadIdx.x);
+// block has 8 rows of S of one pair; thread (column, part) sums a quarter of the products for one column of
+// them.
+constexpr int kChainRows = 8, kChainParts = 4;
+__global__ void __launch_bounds__(1024) chain_kernel(FastScan f, const float* boundary, bool reverse) {
+  extern __shared__ float4 shared_S[];  // [K][8], then the parts' sums, [4][8][K]
+  const int K = static_cast<int>(f.args.K), column = static_cast<int>(threadIdx.x),
+            part = static_cast<int>(threadIdx.y);
+  float *S = reinterpret_cast<float*>(shared_S), *sums = S + K * kChainRows;
   const Line line = f.line(blockIdx.x);
   const int64_t at = blockIdx.y * kChainRows * K + column;
-  float S[kChainRows], next[kChainRows];
-#pragma unroll
-  for (int r = 0; r < kChainRows; ++r)
-    S[r] = boundary ? boundary[line.pair * f.args.V * K + at + r * K] : 0.f;
+  for (int r = part; r < kChainRows; r += kChainParts)
+    S[column * kChainRows + r] = boundary ? boundary[line.pair * f.args.V * K + at + r * K] : 0.f;
   for (int i = 0; i < f.segment_count; ++i) {
     float* psi = f.segment(line, reverse ? f.segment_count - 1 - i : i);
-    const float* phi = psi + f.args.V * K + (reverse ? column * K : column);
+    const float* phi = psi + (f.args.V + (reverse ? K : 0)) * K + column;
     psi += at;
-    __syncthreads();
-    shared_S[2 * column] = {S[0], S[1], S[2], S[3]}, shared_S[2 * column + 1] = {S[4], S[5], S[6], S[7]};
-    __syncthreads();
+    float next[kChainRows] = {};
 #pragma unroll
-    for (int r = 0; r < kChainRows; ++r) next[r] = psi[r * K], psi[r * K] = S[r];
-#pragma unroll 8
-    for (int k = 0; k < K; ++k) {
-      const float p = phi[reverse ? k : k * K];
+    for (int r = 0; r < kChainRows; ++r)
+      if (r % kChainParts == part) next[r] = psi[r * K];
+    __syncthreads();
+#pragma unroll 16
+    for (int k = part * (K / kChainParts); k < (part + 1) * (K / kChainParts); ++k) {
+      const float p = phi[k * K];
       const float4 x = shared_S[2 * k], y = shared_S[2 * k + 1];
       next[0] += x.x * p, next[1] += x.y * p, next[2] += x.z * p, next[3] += x.w * p;
       next[4] += y.x * p, next[5] += y.y * p, next[6] += y.z * p, next[7] += y.w * p;
     }
 #pragma unroll
-    for (int r = 0; r < kChainRows; ++r) S[r] = next[r];
+    for (int r = 0; r < kChainRows; ++r) sums[(part * kChainRows + r) * K + column] = next[r];
+    __syncthreads();
+    for (int r = part; r < kChainRows; r += kChainParts) {
+      float sum = 0.f;
+      for (int q = 0; q < kChainParts; ++q) sum += sums[(q * kChainRows + r) * K + column];
+      psi[r * K] = S[column * kChainRows + r];
+      S[column * kChainRows + r] = sum;
+    }
   }
 }
 
@@ -267,7 +284,7 @@ size_t plan(FastScan& f, const ScanArgs<bf16>& args, bool backward) {
   };
   take(f.squares, f.pairs * f.chunks * f.squares_per_chunk() * kSquare);
   take(f.vectors, f.pairs * f.chunks * 3 * kChunk);
-  if (f.segment_count > 1) take(f.segments, f.pairs * f.segment_count * (args.V + args.K) * args.K);
+  if (f.segment_count > 1) take(f.segments, f.pairs * f.segment_count * (args.V + 2 * args.K) * args.K);
   const int64_t tokens = args.B * args.T_len * args.H;
   if (backward) take(f.u, tokens * args.V);
   if (backward && args.own_first_key) take(f.y, tokens * args.V);
@@ -287,8 +304,8 @@ void start(const FastScan& f) {
 void chain_segments(const FastScan& f, const float* boundary, bool reverse) {
   const dim3 grid(static_cast<unsigned>(f.pairs), static_cast<unsigned>(f.args.V / kChainRows));
   const auto K = static_cast<unsigned>(f.args.K);
-  const auto kernel = reverse ? chain_kernel<true> : chain_kernel<false>;
-  kernel<<<grid, K, K * kChainRows * sizeof(float), stream()>>>(f, boundary);
+  const size_t bytes = K * kChainRows * (1 + kChainParts) * sizeof(float);
+  chain_kernel<<<grid, dim3(K, kChainParts), bytes, stream()>>>(f, boundary, reverse);
   CUDA_CHECK_LAUNCH();
 }
 

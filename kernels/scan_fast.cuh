@@ -29,8 +29,9 @@ struct FastScan {
   ScanArgs<bf16> args;
   bf16* squares = nullptr;
   float* vectors = nullptr;
-  bf16* u = nullptr;          // [B,T,H,V] U, for the reverse pass
-  float* segments = nullptr;  // [pairs][count][V + K][K]: a segment's own final state, and its transition
+  bf16* u = nullptr;  // [B,T,H,V] U, for the reverse pass
+  float* segments =
+      nullptr;  // [pairs][count][V + 2 K][K]: a segment's own final state, its transition Phi, Phi^T
   int64_t pairs = 0, chunks = 0;
   int64_t segment_chunks = 0;  // chunks a segment has
   int segment_count = 1;
@@ -55,7 +56,7 @@ struct FastScan {
     return vectors + (l.pair * chunks + chunk) * 3 * kChunk;
   }
   __device__ float* segment(const Line& l, int64_t s) const {
-    return segments + (l.pair * segment_count + s) * (args.V + args.K) * args.K;
+    return segments + (l.pair * segment_count + s) * (args.V + 2 * args.K) * args.K;
   }
   // The first element of token t's vectors: gates, then keys and values of a write.
   __device__ int64_t token(const Line& l, int64_t t) const { return l.row * args.T_len + t; }

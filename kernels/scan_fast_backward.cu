@@ -32,18 +32,24 @@ struct Stage {
   __device__ uint32_t vectors() const { return x(2 + 2 * extra).at; }
 };
 
-template <int KP>
+// Or, with `prefetch`, only brings it nearer.
+template <int KP, bool transition, bool prefetch = false>
 __device__ void load_stage(const Stage<KP>& stage, const FastScan& f, const bf16* d_o, const Line& line,
                            int64_t chunk, int64_t v0) {
   const int64_t c0 = chunk * kChunk, V = f.args.V;
   const int n = f.tokens(chunk), K = static_cast<int>(f.args.K);
-  for (int m = 0; m <= f.extra; ++m) {
-    load_tile(stage.key(m), f.key(m, line, c0), f.key_stride(m), n, K);
-    load_tile(stage.x(m), f.square(line, chunk, m ? square_x(m) : square_T), kChunk, kChunk, kChunk);
-    load_tile(stage.p(m), f.square(line, chunk, square_p(m)), kChunk, kChunk, kChunk);
+  const auto fetch = [](const Tile& tile, const bf16* from, int64_t stride, int rows, int columns) {
+    prefetch ? prefetch_tile(from, stride, rows, min(columns, tile.units * 8))
+             : load_tile(tile, from, stride, rows, columns);
+  };
+  for (int m = 0; m <= (transition ? 0 : f.extra); ++m) {
+    fetch(stage.key(m), f.key(m, line, c0), f.key_stride(m), n, K);
+    fetch(stage.x(m), f.square(line, chunk, m ? square_x(m) : square_T), kChunk, kChunk, kChunk);
+    fetch(stage.p(m), f.square(line, chunk, square_p(m)), kChunk, kChunk, kChunk);
   }
-  load_tile(stage.q(), f.args.q + f.at(line, c0) * K, f.key_stride(0), n, K);
-  load_tile(stage.d_o(), d_o + f.at(line, c0) * V + v0, f.args.H * V, n, static_cast<int>(V - v0));
+  fetch(stage.q(), f.args.q + f.at(line, c0) * K, f.key_stride(0), n, K);
+  fetch(stage.d_o(), d_o + f.at(line, c0) * V + v0, f.args.H * V, n, static_cast<int>(V - v0));
+  if constexpr (prefetch) return;
   const int i = static_cast<int>(threadIdx.x);
   if (i < 3 * kChunk / 4) copy_async(stage.vectors() + i * 16, f.vector(line, chunk) + i * 4, true);
   commit_copies();
@@ -76,14 +82,17 @@ __global__ void __launch_bounds__(kWalkThreads, 1)
       x0 = from[row + v * K + k], x1 = from[row + v * K + k + 1];
     });
 
-  if (stages == 2) load_stage(stage_at(last - 1), f, grads.d_o, line, last - 1, v0);
+  if (stages == 2) load_stage<KP, transition>(stage_at(last - 1), f, grads.d_o, line, last - 1, v0);
   for (int64_t chunk = last - 1; chunk >= first; --chunk) {
     const Stage<KP> stage = stage_at(chunk);
     const int n = f.tokens(chunk);
-    if (stages == 1) load_stage(stage, f, grads.d_o, line, chunk, v0);
+    if (stages == 1) load_stage<KP, transition>(stage, f, grads.d_o, line, chunk, v0);
     wait_copies<0>();
     __syncthreads();  // this chunk is here, and nobody still reads the one before
-    if (stages == 2 && chunk > first) load_stage(stage_at(chunk - 1), f, grads.d_o, line, chunk - 1, v0);
+    if (stages == 2 && chunk > first)
+      load_stage<KP, transition>(stage_at(chunk - 1), f, grads.d_o, line, chunk - 1, v0);
+    if (stages == 1 && chunk > first)
+      load_stage<KP, transition, true>(stage, f, grads.d_o, line, chunk - 1, v0);
     const float* a = reinterpret_cast<const float*>(memory + (stage.vectors() - shared_address(memory)));
     const float *b = a + kChunk, *beta = b + kChunk;
     if constexpr (!transition)
@@ -91,37 +100,34 @@ __global__ void __launch_bounds__(kWalkThreads, 1)
 
     // dW_0 = diag(b) K dS^T + (Gamma . P_0)^T dO;   Y = T^T dW_0
     const FromTile<MT> d_o{stage.d_o(), warp_v};
-    TokenSums<MT> x;
-    TokenOperand<MT> y;
-    clear<MT>(x);
-    add_state_key<MT, KP>(x, dS, stage.key(0));
-    scale_tokens<MT>(x, b);
-    add_lower_transposed<MT>(x, d_o, stage.p(0));
-    to_operand<MT>(y, x);
-    clear<MT>(x);
-    add_lower_transposed<MT>(x, FromRegisters<MT>{y}, stage.x(0));
+    HalfSums<MT> x;
+    TokenOperand<MT> y, dw;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      clear<MT>(x);
+      add_state_key<MT, KP>(x, dS, stage.key(0), h);
+      scale_tokens<MT>(x, b, h);
+      add_lower<MT, true>(x, d_o, stage.p(0), h);
+      to_operand<MT>(y, x, h);
+    }
+    multiply_lower<MT, true>(y, stage.x(0));
     if constexpr (!transition)
-      store_tokens<MT>(f.y_at(grads, line, chunk * kChunk) + v0 + warp_v, f.y_stride(), x, n, height);
-      // y = -diag(beta) Y from here on
-#pragma unroll
-    for (int mt = 0; mt < MT; ++mt)
-#pragma unroll
-      for (int nt = 0; nt < 8; ++nt)
-#pragma unroll
-        for (int c = 0; c < 4; ++c) x[mt][nt][c] = -x[mt][nt][c];
-    scale_tokens<MT>(x, beta);
-    to_operand<MT>(y, x);
+      store_tokens<MT>(f.y_at(grads, line, chunk * kChunk) + v0 + warp_v, f.y_stride(), y, n, height, 0, 4);
+    scale_operand<MT>(y, beta, -1.f);  // y = -diag(beta) Y
     // dW_m = diag(b) kappa_m dS^T + (Gamma . P_m)^T dO - (Gamma^- . X_m)^T diag(beta) Y
     if constexpr (!transition)
-      for (int m = 1; m <= f.extra; ++m) {
-        clear<MT>(x);
-        add_state_key<MT, KP>(x, dS, stage.key(m));
-        scale_tokens<MT>(x, b);
-        add_lower_transposed<MT>(x, d_o, stage.p(m));
-        add_lower_transposed<MT>(x, FromRegisters<MT>{y}, stage.x(m));
-        store_tokens<MT>(grads.dw + f.value(m, line, chunk * kChunk) + v0 + warp_v, f.value_stride(), x, n,
-                         height);
-      }
+      for (int m = 1; m <= f.extra; ++m)
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+          clear<MT>(x);
+          add_state_key<MT, KP>(x, dS, stage.key(m), h);
+          scale_tokens<MT>(x, b, h);
+          add_lower<MT, true>(x, d_o, stage.p(m), h);
+          add_lower<MT, true>(x, FromRegisters<MT>{y}, stage.x(m), h);
+          to_operand<MT>(dw, x, h);
+          store_tokens<MT>(grads.dw + f.value(m, line, chunk * kChunk) + v0 + warp_v, f.value_stride(), dw, n,
+                           height, 2 * h, 2 * h + 2);
+        }
     // dS_in = a_n dS + dO^T diag(a) Q - Y^T diag(beta a) K
     scale_state<MT, KP>(dS, a[n - 1]);
     add_outer<MT, KP>(dS, FromTile<MT>{stage.d_o(), warp_v, a}, stage.q());

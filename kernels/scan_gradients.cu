@@ -19,7 +19,6 @@ namespace prism::cuda {
 namespace {
 
 constexpr int kThreads = 512;
-constexpr int kSlab = 64;  // V summed at a time
 
 struct Sums {
   float a[kChunk], b[kChunk], beta[kChunk];
@@ -30,15 +29,16 @@ struct Sums {
   float dg[kChunk];
 };
 
-// Where things stand in shared memory.
-template <int KC>
+// Where things stand in shared memory. KC: columns of K; VS: rows of a slab of V.
+template <int KC, int VS>
 struct Memory {
   uint32_t at;
   int extra;
   static constexpr int kKeyBytes = kChunk * KC * 2, kSquareBytes = kSquare * 2;
-  static constexpr int kStageBytes = 3 * kSquareBytes + 2 * kKeyBytes;
-  static __host__ __device__ constexpr int bytes(int extra, int stages) {
-    return (2 + extra) * kKeyBytes + (3 + 2 * extra) * kSquareBytes + stages * kStageBytes +
+  static constexpr int kTokenBytes = kChunk * VS * 2, kStateBytes = VS * KC * 2;
+  static constexpr int kStageBytes = 3 * kTokenBytes + 2 * kStateBytes;
+  static __host__ __device__ constexpr int bytes(int extra) {
+    return (2 + extra) * kKeyBytes + (3 + 2 * extra) * kSquareBytes + 2 * kStageBytes +
            static_cast<int>(sizeof(Sums));
   }
   __device__ Tile key(int m) const { return {at + m * kKeyBytes, KC / 8}; }
@@ -48,19 +48,11 @@ struct Memory {
     return {gamma().at + (1 + 2 * m) * kSquareBytes, kChunk / 8};
   }  // Gamma . dP_m
   __device__ Tile x(int m) const { return {gamma().at + (2 + 2 * m) * kSquareBytes, kChunk / 8}; }  // Z_m
+  // A slab: dO, Y and a value; S, or in passes without it a second value; dS. Two of them.
   __device__ uint32_t stage(int i) const { return p(1 + extra).at + i * kStageBytes; }
-};
-
-// One slab: dO, Y, and a value; S, or in passes without it a second value; dS.
-template <int KC>
-struct Slab {
-  uint32_t at;
-  __device__ Tile d_o() const { return {at, kSlab / 8}; }
-  __device__ Tile y() const { return {at + kSquare * 2, kSlab / 8}; }
-  __device__ Tile value() const { return {at + 2 * kSquare * 2, kSlab / 8}; }
-  __device__ Tile value2() const { return {at + 3 * kSquare * 2, kSlab / 8}; }
-  __device__ Tile S() const { return {at + 3 * kSquare * 2, KC / 8}; }
-  __device__ Tile dS() const { return {S().at + kSlab * KC * 2, KC / 8}; }
+  __device__ Tile tokens(int i, int which) const { return {stage(i) + which * kTokenBytes, VS / 8}; }
+  __device__ Tile S(int i) const { return {stage(i) + 3 * kTokenBytes, KC / 8}; }
+  __device__ Tile dS(int i) const { return {S(i).at + kStateBytes, KC / 8}; }
 };
 
 using Sum = float[2][8][4];  // 32 rows, 64 columns
@@ -72,32 +64,46 @@ struct Place {
   int64_t c0;
 };
 
-template <int KC>
-__device__ void load_slab(const Slab<KC>& slab, const FastScan& f, const ScanGrads<bf16>& grads,
-                          const Place& p, int pass, int v0) {
-  const int64_t V = f.args.V, K = f.args.K, at = f.at(p.line, p.c0) * V + v0;
-  const int width = static_cast<int>(V) - v0;
-  const int64_t state = ((p.line.pair * f.chunks + p.chunk) * V + v0) * K + p.k0;
-  load_tile(slab.d_o(), grads.d_o + at, f.args.H * V, p.n, width);
-  load_tile(slab.y(), f.y_at(grads, p.line, p.c0) + v0, f.y_stride(), p.n, width);
-  load_tile(slab.dS(), f.dstates() + state, K, width, p.width);
-  if (pass == 0) {
-    load_tile(slab.value(), f.u + at, f.args.H * V, p.n, width);
-    load_tile(slab.S(), f.states() + state, K, width, p.width);
-  } else {
+// Starts the slab of V at v0: dO, Y, one or two values, dS and, in the base pass, S.
+template <int KC, int VS>
+__device__ void load_slab(const Memory<KC, VS>& mem, int stage, const FastScan& f,
+                          const ScanGrads<bf16>& grads, const Place& p, int pass, int v0) {
+  const int64_t V = f.args.V, stride = f.args.H * V;
+  const int thread = thread_here(), height = static_cast<int>(V) - v0;
+  const int row = thread / (VS / 8), unit = thread % (VS / 8);
+  const auto copy_tokens = [&](int i, const bf16* from, int64_t from_stride) {
+    copy_async(mem.tokens(stage, i).piece(row, unit), from + v0 + row * from_stride + unit * 8,
+               row < p.n && unit * 8 < height);
+  };
+  if (row < kChunk) {
     const int m = 2 * pass - 1;
-    load_tile(slab.value(), f.args.w + f.value(m, p.line, p.c0) + v0, f.value_stride(), p.n, width);
-    if (m < f.extra)
-      load_tile(slab.value2(), f.args.w + f.value(m + 1, p.line, p.c0) + v0, f.value_stride(), p.n, width);
+    copy_tokens(0, grads.d_o + f.at(p.line, p.c0) * V, stride);
+    copy_tokens(1, f.y_at(grads, p.line, p.c0), f.y_stride());
+    if (pass == 0)
+      copy_tokens(2, f.u + f.at(p.line, p.c0) * V, stride);
+    else
+      copy_tokens(2, f.args.w + f.value(m, p.line, p.c0), f.value_stride());
+    if (pass && m < f.extra) copy_tokens(3, f.args.w + f.value(m + 1, p.line, p.c0), f.value_stride());
+  }
+  constexpr int kStep = kThreads / (KC / 8);  // rows of the state that the block copies at once
+  const int64_t K = f.args.K, state = ((p.line.pair * f.chunks + p.chunk) * V + v0) * K + p.k0;
+  const int k = thread % (KC / 8);
+#pragma unroll
+  for (int r = 0; r < VS; r += kStep) {
+    const int v = thread / (KC / 8) + r;
+    const bool valid = v < height && k * 8 < p.width;
+    copy_async(mem.dS(stage).piece(v, k), f.dstates() + state + v * K + k * 8, valid);
+    if (pass == 0) copy_async(mem.S(stage).piece(v, k), f.states() + state + v * K + k * 8, valid);
   }
   commit_copies();
 }
 
-// x += A B, 32 rows of A, 16 NP columns of B (or of B^T), 64 deep; p0 <= p < p1 counts sixteens of the depth.
-template <int NP, bool a_transposed, bool b_transposed>
-__device__ void multiply(Sum& x, const Tile& A, const Tile& B, int row, int column, int p0 = 0, int p1 = 4) {
+// x += A B, 32 rows of A, 16 NP columns of B (or of B^T), 16 DEPTH deep, of which p0 <= p < p1 count.
+template <int DEPTH, int NP, bool a_transposed, bool b_transposed>
+__device__ void multiply(Sum& x, const Tile& A, const Tile& B, int row, int column, int p0 = 0,
+                         int p1 = DEPTH) {
 #pragma unroll
-  for (int p = 0; p < 4; ++p) {
+  for (int p = 0; p < DEPTH; ++p) {
     if (p < p0 || p >= p1) continue;
     FragmentA a[2];
 #pragma unroll
@@ -129,7 +135,7 @@ __device__ uint32_t* pair_at(char* memory, const Tile& tile, int row, int column
 // to[i] += <x_i, key_i> over this warp's columns.
 template <int NT>
 __device__ void add_row_dots(float* to, const Sum& x, char* memory, const Tile& key, int row, int column) {
-  const int lane = static_cast<int>(threadIdx.x) % kWarp, g = lane / 4, t = lane % 4;
+  const int lane = lane_here(), g = lane / 4, t = lane % 4;
 #pragma unroll
   for (int mt = 0; mt < 2; ++mt)
 #pragma unroll
@@ -148,7 +154,7 @@ __device__ void add_row_dots(float* to, const Sum& x, char* memory, const Tile& 
 
 template <int NT>
 __device__ void scale_rows(Sum& x, const float* scale, const float* scale2, float sign, int row) {
-  const int g = static_cast<int>(threadIdx.x) % kWarp / 4;
+  const int g = lane_here() / 4;
 #pragma unroll
   for (int mt = 0; mt < 2; ++mt)
 #pragma unroll
@@ -162,7 +168,7 @@ __device__ void scale_rows(Sum& x, const float* scale, const float* scale2, floa
 
 template <int NT>
 __device__ void store_rows(bf16* to, int64_t stride, const Sum& x, int row, int column, int n, int width) {
-  const int lane = static_cast<int>(threadIdx.x) % kWarp, g = lane / 4, t = lane % 4;
+  const int lane = lane_here(), g = lane / 4, t = lane % 4;
 #pragma unroll
   for (int mt = 0; mt < 2; ++mt)
 #pragma unroll
@@ -183,7 +189,7 @@ __device__ void store_rows(bf16* to, int64_t stride, const Sum& x, int row, int 
 // `square` and gives way to Gamma . dP_m or Z_m.
 __device__ void square_epilogue(const Sum& x, char* memory, const Tile& square, const Tile& gamma, Sums& s,
                                 int quad, int sub, bool below) {
-  const int lane = static_cast<int>(threadIdx.x) % kWarp, g = lane / 4, t = lane % 4, row = 32 * (sub % 2);
+  const int lane = lane_here(), g = lane / 4, t = lane % 4, row = 32 * (sub % 2);
   float columns[8][2] = {};
 #pragma unroll
   for (int mt = 0; mt < 2; ++mt)
@@ -219,14 +225,15 @@ __device__ void square_epilogue(const Sum& x, char* memory, const Tile& square, 
 }
 
 // <dS, S> over a slab, this thread's part.
-template <int KC>
-__device__ float states_dot(char* memory, const Slab<KC>& slab) {
+template <int KC, int VS>
+__device__ float states_dot(const char* memory, const Memory<KC, VS>& mem, int stage) {
+  const uint4* S = reinterpret_cast<const uint4*>(memory + (mem.S(stage).at - mem.at));
   float sum = 0.f;
-  for (int i = static_cast<int>(threadIdx.x); i < kSlab * KC / 8; i += kThreads) {
+#pragma unroll
+  for (int i = 0; i < VS * KC / 8; i += kThreads) {
     float x[8], y[8];
-    const uint32_t at = shared_address(memory);
-    load_vec(reinterpret_cast<const bf16*>(memory + (slab.S().at - at)) + 8 * i, x);
-    load_vec(reinterpret_cast<const bf16*>(memory + (slab.dS().at - at)) + 8 * i, y);
+    load_vec(reinterpret_cast<const bf16*>(S + i + threadIdx.x), x);
+    load_vec(reinterpret_cast<const bf16*>(S + VS * KC / 8 + i + threadIdx.x), y);
 #pragma unroll
     for (int c = 0; c < 8; ++c) sum += x[c] * y[c];
   }
@@ -267,18 +274,34 @@ __device__ void finish_gates(Sums& s, const FastScan& f, const Place& p, float* 
   for (int i = lane; i < p.n; i += kWarp) dg[f.at(p.line, p.c0 + i)] = s.dg[i];
 }
 
-template <int KC>
+// Brings a block's inputs into the second-level cache, for one that runs about when this one is done.
+__device__ void prefetch(const FastScan& f, const ScanGrads<bf16>& grads, const Place& p) {
+  const int V = static_cast<int>(f.args.V);
+  const int64_t at = f.at(p.line, p.c0), state = (p.line.pair * f.chunks + p.chunk) * V * f.args.K + p.k0;
+  prefetch_tile(f.states() + state, f.args.K, V, p.width);
+  prefetch_tile(f.dstates() + state, f.args.K, V, p.width);
+  prefetch_tile(grads.d_o + at * V, f.args.H * V, p.n, V);
+  prefetch_tile(f.y_at(grads, p.line, p.c0), f.y_stride(), p.n, V);
+  prefetch_tile(f.u + at * V, f.args.H * V, p.n, V);
+  for (int m = 0; m <= f.extra; ++m)
+    prefetch_tile(f.key(m, p.line, p.c0) + p.k0, f.key_stride(m), p.n, p.width);
+}
+
+template <int KC, int VS>
 __global__ void __launch_bounds__(kThreads, 1)
-    gradients_kernel(FastScan f, ScanGrads<bf16> grads, int stages) {
+    gradients_kernel(FastScan f, ScanGrads<bf16> grads, uint32_t wave) {
   extern __shared__ __align__(128) char memory[];
-  constexpr int NP = KC / 32;  // a warp's columns, in sixteens
-  const Memory<KC> mem{shared_address(memory), f.extra};
-  Sums& s = *reinterpret_cast<Sums*>(memory + Memory<KC>::bytes(f.extra, stages) - sizeof(Sums));
-  const auto chunks = static_cast<uint32_t>(f.chunks);
-  Place p{f.line(blockIdx.x / chunks), static_cast<int>(blockIdx.x % chunks)};
-  p.n = f.tokens(p.chunk), p.c0 = int64_t{p.chunk} * kChunk;
-  p.k0 = static_cast<int>(blockIdx.y) * KC, p.width = min(static_cast<int>(f.args.K) - p.k0, KC);
-  const int warp = static_cast<int>(threadIdx.x) / kWarp, quad = warp / 4, sub = warp % 4;
+  constexpr int NP = KC / 32, kDepth = VS / 16;  // a warp's columns and a slab's rows, in sixteens
+  const Memory<KC, VS> mem{shared_address(memory), f.extra};
+  Sums& s = *reinterpret_cast<Sums*>(memory + Memory<KC, VS>::bytes(f.extra) - sizeof(Sums));
+  const auto place = [&](uint32_t block) {
+    const auto chunks = static_cast<uint32_t>(f.chunks);
+    const auto chunk = static_cast<int>(block % chunks), k0 = static_cast<int>(blockIdx.y) * KC;
+    return Place{f.line(block / chunks), chunk, f.tokens(chunk), k0, min(static_cast<int>(f.args.K) - k0, KC),
+                 int64_t{chunk} * kChunk};
+  };
+  const Place p = place(blockIdx.x);
+  const int thread = static_cast<int>(threadIdx.x), warp = thread / kWarp, quad = warp / 4, sub = warp % 4;
   // This warp's part of a product with K columns, or of dP (sub 0, 1) and dM (2, 3).
   const int row = 32 * (sub / 2), column = KC / 2 * (sub % 2), square_row = 32 * (sub % 2);
 
@@ -290,41 +313,40 @@ __global__ void __launch_bounds__(kThreads, 1)
     load_tile(mem.x(m), f.square(p.line, p.chunk, square_x(m)), kChunk, kChunk, kChunk);
   }
   float* floats = reinterpret_cast<float*>(&s);  // a, b, beta, then sums from 0
-  for (int i = static_cast<int>(threadIdx.x); i < static_cast<int>(sizeof(Sums) / sizeof(float));
-       i += kThreads)
+  for (int i = thread; i < static_cast<int>(sizeof(Sums) / sizeof(float)); i += kThreads)
     floats[i] = i < 3 * kChunk ? f.vector(p.line, p.chunk)[i] : 0.f;
 
-  const int slabs = static_cast<int>(ceil_div(f.args.V, kSlab)), passes = 1 + (f.extra + 1) / 2;
-  const auto slab_at = [&](int step) { return Slab<KC>{mem.stage(stages == 2 ? step & 1 : 0)}; };
-  const auto load_step = [&](int step) {
-    load_slab(slab_at(step), f, grads, p, passes - 1 - step / slabs, step % slabs * kSlab);
+  // Passes count down to the base pass, 0; a step is a slab of one.
+  const int V = static_cast<int>(f.args.V), slabs = (V + VS - 1) / VS, passes = 1 + (f.extra + 1) / 2;
+  int next_pass = passes - 1, next_v0 = 0;
+  const auto load_next = [&](int stage) {
+    load_slab(mem, stage, f, grads, p, next_pass, next_v0);
+    next_v0 += VS;
+    if (next_v0 >= V) --next_pass, next_v0 = 0;
   };
   Sum x = {};
   float states = 0.f;
-  if (stages == 2) load_step(0);
-  for (int step = 0; step < passes * slabs; ++step) {
-    const int pass = passes - 1 - step / slabs;
-    const Slab<KC> slab = slab_at(step);
-    if (stages == 1) load_step(step);
+  load_next(0);
+  if (blockIdx.x + wave < gridDim.x) prefetch(f, grads, place(blockIdx.x + wave));
+  for (int step = 0, pass = passes - 1, slab = 0; pass >= 0; ++step) {
+    const int at = step & 1;
     wait_copies<0>();
     __syncthreads();  // this slab is here, and nobody still reads the one before
-    if (stages == 2 && step + 1 < passes * slabs) load_step(step + 1);
+    if (pass || slab + 1 < slabs) load_next(at ^ 1);
 
     // The write of this quad, and whether its product is dP and dM.
     const bool square = pass ? quad % 2 == 1 : quad == 3;
     const int m = pass ? 2 * pass - 1 + quad / 2 : 0;
-    const Tile value = pass && quad / 2 ? slab.value2() : slab.value();
+    const Tile value = mem.tokens(at, pass && quad / 2 ? 3 : 2);
     if (m <= f.extra) {
       if (square)
-        multiply<4, false, true>(x, sub < 2 ? slab.d_o() : slab.y(), value, square_row, 0);
-      else if (pass || quad == 2)
-        multiply<NP, false, false>(x, value, slab.dS(), row, column);
+        multiply<kDepth, 4, false, true>(x, mem.tokens(at, sub / 2), value, square_row, 0);
       else
-        multiply<NP, false, false>(x, quad == 0 ? slab.d_o() : slab.y(), slab.S(), row, column);
+        multiply<kDepth, NP, false, false>(x, pass || quad == 2 ? value : mem.tokens(at, quad),
+                                           pass || quad == 2 ? mem.dS(at) : mem.S(at), row, column);
     }
-    if (pass == 0) states += states_dot(memory, slab);
-    if (stages == 1) __syncthreads();
-    if ((step + 1) % slabs) continue;
+    if (pass == 0) states += states_dot(memory, mem, at);
+    if (++slab < slabs) continue;
 
     // The sums over V are complete.
     if (pass == 0) {
@@ -343,8 +365,8 @@ __global__ void __launch_bounds__(kThreads, 1)
     const bool dkappa = pass ? !square && m <= f.extra : quad == 2;
     if (dkappa) {  // dkappa_m = diag(b) W_m dS + (Gamma . dP_m)^T Q + Z_m^T K
       scale_rows<2 * NP>(x, s.b, nullptr, 1.f, row);
-      multiply<NP, true, false>(x, mem.p(m), mem.q(), row, column, row / 16, 4);
-      multiply<NP, true, false>(x, mem.x(m), mem.key(0), row, column, row / 16, 4);
+      multiply<4, NP, true, false>(x, mem.p(m), mem.q(), row, column, row / 16, 4);
+      multiply<4, NP, true, false>(x, mem.x(m), mem.key(0), row, column, row / 16, 4);
       if (pass)
         store_rows<2 * NP>(grads.dkappa + f.kappa(m, p.line, p.c0) + p.k0, f.key_stride(m), x, row, column,
                            p.n, p.width);
@@ -357,23 +379,25 @@ __global__ void __launch_bounds__(kThreads, 1)
 #pragma unroll
           for (int c = 0; c < 4; ++c) x[mt][nt][c] = 0.f;
     }
+    slab = 0, --pass;
   }
 
   // x: dO S, Y S and dkappa_0 in quads 0, 1, 2.
-  float* exchange = reinterpret_cast<float*>(memory + (mem.stage(0) - mem.at));
+  float* exchange =
+      reinterpret_cast<float*>(memory + (mem.stage(0) - mem.at)) + sub * 16 * NP * kWarp + lane_here();
   const auto exchanged = [&](int i) -> float& {  // this lane's i-th number of this sub's part
-    return exchange[(sub * 16 * NP + i) * kWarp + static_cast<int>(threadIdx.x) % kWarp];
+    return exchange[i * kWarp];
   };
   const int64_t out = f.at(p.line, p.c0) * f.args.K + p.k0;
   if (quad == 0) {  // dQ = diag(a) dO S + sum_m (Gamma . dP_m) kappa_m
     scale_rows<2 * NP>(x, s.a, nullptr, 1.f, row);
     for (int m = 0; m <= f.extra; ++m)
-      multiply<NP, false, false>(x, mem.p(m), mem.key(m), row, column, 0, row / 16 + 2);
+      multiply<4, NP, false, false>(x, mem.p(m), mem.key(m), row, column, 0, row / 16 + 2);
     store_rows<2 * NP>(grads.dq + out, f.key_stride(0), x, row, column, p.n, p.width);
   } else if (quad == 1) {  // dK_row = -diag(beta a) Y S + sum_m Z_m kappa_m
     scale_rows<2 * NP>(x, s.a, s.beta, -1.f, row);
     for (int m = 0; m <= f.extra; ++m)
-      multiply<NP, false, false>(x, mem.x(m), mem.key(m), row, column, 0, row / 16 + 2);
+      multiply<4, NP, false, false>(x, mem.x(m), mem.key(m), row, column, 0, row / 16 + 2);
 #pragma unroll
     for (int i = 0; i < 16 * NP; ++i) exchanged(i) = x[i % 2][i / 2 % (2 * NP)][i / (4 * NP)];
   } else if (warp == 12) {
@@ -394,14 +418,13 @@ __global__ void add_kernel(float* to, const float* more, int64_t n) {
   if (i < n) to[i] += more[i];
 }
 
-template <int KC>
+template <int KC, int VS>
 void launch(const FastScan& f, const ScanGrads<bf16>& grads) {
-  const int available = static_cast<int>(context().shared_memory);
-  const int stages = Memory<KC>::bytes(f.extra, 2) <= available ? 2 : 1,
-            bytes = Memory<KC>::bytes(f.extra, stages);
-  CUDA_CHECK(cudaFuncSetAttribute(gradients_kernel<KC>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+  const int bytes = Memory<KC, VS>::bytes(f.extra);
+  const auto kernel = gradients_kernel<KC, VS>;
+  CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
   const dim3 grid(static_cast<unsigned>(f.pairs * f.chunks), static_cast<unsigned>(ceil_div(f.args.K, KC)));
-  gradients_kernel<KC><<<grid, kThreads, bytes, stream()>>>(f, grads, stages);
+  kernel<<<grid, kThreads, bytes, stream()>>>(f, grads, static_cast<uint32_t>(context().multiprocessors));
   CUDA_CHECK_LAUNCH();
   const int64_t n = f.args.B * f.args.T_len * f.args.H;
   if (grid.y > 1)
@@ -413,12 +436,16 @@ void launch(const FastScan& f, const ScanGrads<bf16>& grads) {
 }  // namespace
 
 void launch_gradients(const FastScan& f, const ScanGrads<bf16>& grads) {
-  f.args.K <= 64 ? launch<64>(f, grads) : launch<128>(f, grads);
+  const int available = static_cast<int>(context().shared_memory);
+  if (f.args.K <= 64)
+    launch<64, 64>(f, grads);
+  else
+    Memory<128, 64>::bytes(f.extra) <= available ? launch<128, 64>(f, grads) : launch<128, 32>(f, grads);
 }
 
 int gradients_bytes(const ScanArgs<bf16>& args) {
   const int extra = static_cast<int>(args.extra_keys());
-  return args.K <= 64 ? Memory<64>::bytes(extra, 1) : Memory<128>::bytes(extra, 1);
+  return args.K <= 64 ? Memory<64, 64>::bytes(extra) : Memory<128, 32>::bytes(extra);
 }
 
 }  // namespace prism::cuda

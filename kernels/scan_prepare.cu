@@ -177,7 +177,13 @@ __device__ void invert(Square& T, const Square& M, int w) {
   for (int i = 0; i < 16; ++i) {
     x[i] = i == column ? 1.f : 0.f;
 #pragma unroll
-    for (int j = 0; j < i; ++j) x[i] -= M[d + i][d + j] * x[j];
+    for (int j = 0; j < i; j += 4) {
+      const float4 m = *reinterpret_cast<const float4*>(&M[d + i][d + j]);  // zero on and above the diagonal
+      x[i] -= m.x * x[j];
+      if (j + 1 < i) x[i] -= m.y * x[j + 1];
+      if (j + 2 < i) x[i] -= m.z * x[j + 2];
+      if (j + 3 < i) x[i] -= m.w * x[j + 3];
+    }
   }
   if (lane < 16)
 #pragma unroll
@@ -226,19 +232,23 @@ __global__ void __launch_bounds__(kThreads, 4) prepare_kernel(FastScan f) {
       for (float& one : tile) one = 1.f;
     store_square(f.square(line, chunk, f.squares_per_chunk() - 1), x, gamma, s, w, false, false);
   }
+  if (f.extra) load_tile(kappa, f.key(f.extra, line, c0), f.key_stride(f.extra), n, K);
+  commit_copies();
   for (int m = f.extra; m >= 0; --m) {
-    if (m > 0) load_tile(kappa, f.key(m, line, c0), f.key_stride(m), n, K);
-    commit_copies();
     wait_copies<0>();
     __syncthreads();
     const Tile key = m > 0 ? kappa : k;
+    float y[8][4];
     key_product<KP>(x, k, key, w);
+    key_product<KP>(y, q, key, w);
+    __syncthreads();
+    if (m > 1) load_tile(kappa, f.key(m - 1, line, c0), f.key_stride(m - 1), n, K);
+    commit_copies();
     store_square(m > 0 || f.backward ? f.square(line, chunk, square_x(m)) : nullptr, x, gamma, s, w, true,
                  m == 0);
-    key_product<KP>(x, q, key, w);
-    store_square(f.square(line, chunk, square_p(m)), x, gamma, s, w, false, false);
-    __syncthreads();
+    store_square(f.square(line, chunk, square_p(m)), y, gamma, s, w, false, false);
   }
+  __syncthreads();
   invert(T, s.m0, w);
   bf16* to = f.square(line, chunk, square_T);
   for (int e = static_cast<int>(threadIdx.x); e < kSquare / 8; e += kThreads) {

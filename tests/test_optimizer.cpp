@@ -6,8 +6,8 @@
 #include <cmath>
 #include <cstring>
 
-#include "src/safetensors.h"
 #include "src/compare.h"
+#include "src/safetensors.h"
 
 using namespace prism;
 

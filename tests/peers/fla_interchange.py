@@ -96,7 +96,7 @@ def run(*command: object) -> None:
 
 
 def check(prism: Path, device: str) -> int:
-    batch, seq = 2, 256 if GPU else 48
+    batch, seq = 2, 256 if GPU else 12
     torch.manual_seed(0)
     stream = torch.randint(SMALL["vocab_size"], (batch * seq + 1,))
     failed = 0
