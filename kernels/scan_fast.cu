@@ -288,7 +288,10 @@ size_t plan(FastScan& f, const ScanArgs<bf16>& args, bool backward) {
   const int64_t tokens = args.B * args.T_len * args.H;
   if (backward) take(f.u, tokens * args.V);
   if (backward && args.own_first_key) take(f.y, tokens * args.V);
-  if (backward && args.K > 128) take(f.second_dg, tokens), take(f.second_dbeta, tokens);
+  if (backward) {
+    take(f.sums, f.pairs * f.chunks * (1 + f.extra) * FastScan::kSums);
+    take(f.dots, f.pairs * f.chunks * f.key_parts() * FastScan::kDots);
+  }
   return static_cast<size_t>(at - static_cast<char*>(args.workspace));
 }
 
@@ -311,8 +314,8 @@ void chain_segments(const FastScan& f, const float* boundary, bool reverse) {
 
 bool fast_covers(const ScanArgs<bf16>& args, bool backward) {
   const int available = static_cast<int>(context().shared_memory);
-  return walk_bytes(args, 8) <= available && (!backward || gradients_bytes(args) <= available) &&
-         args.B * args.H * args.chunks() < int64_t{1} << 31;
+  return walk_bytes(args, 8) <= available && (!backward || gradients_cover(args)) &&
+         args.B * args.H * args.chunks() < int64_t{1} << 28;  // blocks, times those of a chunk
 }
 
 size_t fast_workspace_bytes(const ScanArgs<bf16>& args, bool backward) {
