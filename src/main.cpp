@@ -29,6 +29,7 @@ int main(int argc, char** argv) {
   prism::add_grad(app);
   prism::add_diff(app);
   prism::add_gradcheck(app);
+  prism::add_bench(app);
   try {
     app.parse(argc, argv);
     return 0;
