@@ -19,7 +19,8 @@ struct TrainOptions {
   TrainSettings given;
   std::vector<std::string> named;  // the settings that the command line gives
   DeviceOptions where;
-  TrainReports reports;
+  std::string out;
+  int64_t stop_after = 0;
   bool resume = false, ngrams = false;
   std::vector<std::string> allowed;
 
@@ -124,8 +125,8 @@ void train(TrainOptions& o) {
     throw UsageError("train: expected one of --preset, --config and --model");
   if (o.resume && !o.model.empty()) throw UsageError("--model: expected none with --resume, got " + o.model);
 
-  CheckpointWriter writer(o.reports.out, o.resume);
-  const std::string from = o.resume          ? newest_checkpoint(o.reports.out)
+  CheckpointWriter writer(o.out, o.resume);
+  const std::string from = o.resume          ? newest_checkpoint(o.out)
                            : o.model.empty() ? ""
                                              : newest_checkpoint(o.model);
   TrainState state;
@@ -156,30 +157,25 @@ void train(TrainOptions& o) {
   if (!settings.val.empty()) data.val = open_sources(settings.val, data.tokenizer, how).val;
 
   const auto model = make_model(o, from, data, device, dtype, settings.seed);
-  const int64_t tenth = std::max<int64_t>(settings.recipe.steps / 10, 1);
-  if (o.reports.eval_every == 0) o.reports.eval_every = tenth;
-  if (o.reports.save_every == 0) o.reports.save_every = tenth;
-  Trainer trainer(*model, state, data, o.reports, writer, o.allows("data"));
-  if (const int code = trainer.run()) throw Exit{code};
+  Trainer trainer(*model, state, data, o.out, writer, o.allows("data"));
+  if (const int code = trainer.run(o.stop_after)) throw Exit{code};
   if (trainer.state().step < settings.recipe.steps) return;
   const bool validated = !std::isnan(trainer.state().val_loss);
   if (o.ngrams && validated) compare_with_ngrams(trainer, data, model->config());
   std::printf("\n%s/ holds the model (config.json, model.safetensors) and its losses (log.jsonl, loss.svg)\n",
-              o.reports.out.c_str());
+              o.out.c_str());
 }
 
 }  // namespace
 
 void add_train(CLI::App& app) {
   const auto o = std::make_shared<TrainOptions>();
-  o->reports.eval_every = o->reports.save_every = 0;
   CLI::App* command = app.add_subcommand("train", "Train a model, or go on with a run");
   command->add_option("--preset", o->preset,
                       "a model and its recipe: tiny, gdn-15m, prism-15m, gdn-119m, ...");
   command->add_option("--config", o->config, "config.json of a new model");
   command->add_option("--model", o->model, "checkpoint directory whose weights a new run begins with");
-  command->add_option("--out", o->reports.out, "directory of the run; it holds the newest checkpoint")
-      ->required();
+  command->add_option("--out", o->out, "directory of the run; it holds the newest checkpoint")->required();
   std::vector<std::string> names = {"device", "dtype"};
   for_each_setting(o->given, [&](const std::string& name, auto& field, const char* help) {
     names.push_back(name);
@@ -188,16 +184,7 @@ void add_train(CLI::App& app) {
     else
       command->add_option("--" + name, field, help);
   });
-  const auto count = [&](const char* name, int64_t& field, const char* help) {
-    return command->add_option(name, field, help)->check(CLI::NonNegativeNumber);
-  };
-  count("--log-every", o->reports.log_every, "steps between lines of the log")->capture_default_str();
-  count("--eval-every", o->reports.eval_every, "steps between validations; default: a tenth of --steps");
-  count("--eval-tokens", o->reports.eval_tokens, "validation tokens looked at, at most")
-      ->capture_default_str();
-  count("--save-every", o->reports.save_every, "steps between checkpoints; default: a tenth of --steps");
-  count("--keep", o->reports.keep, "checkpoints to keep; 0: all")->capture_default_str();
-  count("--stop-after", o->reports.stop_after, "save after this step and stop; --resume goes on");
+  command->add_option("--stop-after", o->stop_after, "save after this step and stop; --resume goes on");
   command->add_flag("--resume", o->resume, "go on from --out's newest checkpoint, with its settings");
   command->add_option("--allow-change", o->allowed, "settings that may differ from the resumed run's")
       ->check(CLI::IsMember(names));
