@@ -175,7 +175,10 @@ class DeviceScan {
       fill_bytes(device_, workspace.data(), 0xff, workspace.bytes());  // NaN
       ScanArgs<T> args = args_;
       args.workspace = workspace.data();
-      if (!backward) args.states = nullptr;
+      if (backward)
+        args.o = nullptr, args.final_state = nullptr;  // the forward pass has written them
+      else
+        args.states = nullptr;
       backward ? scan_backward(device_, args, grads_) : scan_forward(device_, args);
     }
     for (const Output& o : outputs_) copy_out(device_, o.host, o.memory, o.bytes);
