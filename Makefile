@@ -137,3 +137,15 @@ PACKAGES := g++ make git libeigen3-dev libcli11-dev doctest-dev nlohmann-json3-d
 .PHONY: deps
 deps:
 	@bash tests/deps.sh $(PACKAGES)
+
+# The main job, from nothing: trains a small model on this source tree, compares it with n-gram models, prints a sample.
+QUICKSTART_STEPS ?= 500
+.PHONY: quickstart
+quickstart: deps
+	$(MAKE) all
+	rm -rf runs/quickstart
+	$(BUILD)/prism train --preset tiny --device cpu --steps $(QUICKSTART_STEPS) --ngrams --out runs/quickstart \
+	  --data README.md Makefile $(ROOMS) tests/*.cpp tests/*.h tests/reference tests/peers
+	@echo "--- a sample:"
+	@$(BUILD)/prism generate --model runs/quickstart --device cpu --prompt 'template <class T>' --tokens 300 --seed 1
+	@echo "--- runs/quickstart/: config.json, model.safetensors, log.jsonl, loss.svg"
