@@ -21,7 +21,7 @@ struct TrainOptions {
   DeviceOptions where;
   std::string out;
   int64_t stop_after = 0;
-  bool resume = false, ngrams = false;
+  bool resume = false, ngrams = false, no_graph = false;
   std::vector<std::string> allowed;
 
   bool gives(const std::string& name) const {
@@ -158,6 +158,7 @@ void train(TrainOptions& o) {
 
   const auto model = make_model(o, from, data, device, dtype, settings.seed);
   Trainer trainer(*model, state, data, o.out, writer, o.allows("data"));
+  trainer.use_graph(!o.no_graph);
   if (const int code = trainer.run(o.stop_after)) throw Exit{code};
   if (trainer.state().step < settings.recipe.steps) return;
   const bool validated = !std::isnan(trainer.state().val_loss);
@@ -188,6 +189,8 @@ void add_train(CLI::App& app) {
   command->add_flag("--resume", o->resume, "go on from --out's newest checkpoint, with its settings");
   command->add_option("--allow-change", o->allowed, "settings that may differ from the resumed run's")
       ->check(CLI::IsMember(names));
+  command->add_flag("--no-graph", o->no_graph,
+                    "cuda: launch each kernel by itself in place of one graph a step");
   command->add_flag("--ngrams", o->ngrams, "compare with n-gram models of the same text at the end");
   add_device_options(*command, o->where);
   command->footer(
