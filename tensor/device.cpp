@@ -3,6 +3,7 @@
 
 #include <unistd.h>
 
+#include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
@@ -13,8 +14,12 @@ namespace cpu {
 
 MemoryInfo memory_info() {
   const size_t page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
-  return {page * static_cast<size_t>(sysconf(_SC_PHYS_PAGES)),
-          page * static_cast<size_t>(sysconf(_SC_AVPHYS_PAGES))};
+  size_t free = page * static_cast<size_t>(sysconf(_SC_AVPHYS_PAGES));
+  // What files occupy in memory is free, too; only the kernel's own estimate counts it.
+  std::ifstream info("/proc/meminfo");
+  for (std::string key, rest; info >> key; std::getline(info, rest))
+    if (key == "MemAvailable:" && info >> free) free *= 1024;
+  return {page * static_cast<size_t>(sysconf(_SC_PHYS_PAGES)), free};
 }
 
 void* allocate(size_t bytes) {
@@ -29,6 +34,19 @@ void copy_within(void* to, const void* from, size_t bytes) { std::memmove(to, fr
 void copy_in(void* to, const void* from, size_t bytes) { std::memcpy(to, from, bytes); }
 void copy_out(void* to, const void* from, size_t bytes) { std::memcpy(to, from, bytes); }
 void synchronize() {}
+void capture_begin() { PRISM_FAIL("graph: the cpu runs its work at once; only cuda records it"); }
+void* capture_end() { return nullptr; }
+void graph_launch(void*) {}
+void graph_release(void*) {}
+
+// The time itself, in nanoseconds, in the place of an address.
+void* mark() {
+  return reinterpret_cast<void*>(std::chrono::steady_clock::now().time_since_epoch() /
+                                 std::chrono::nanoseconds(1));
+}
+double milliseconds(void* from, void* to) {
+  return static_cast<double>(reinterpret_cast<intptr_t>(to) - reinterpret_cast<intptr_t>(from)) * 1e-6;
+}
 
 std::string describe() {
   std::ifstream info("/proc/cpuinfo");

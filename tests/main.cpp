@@ -1,4 +1,4 @@
-// The test runner: doctest's, ending in the one line that sums the run up.
+// The test runner: doctest's.
 #define DOCTEST_CONFIG_IMPLEMENT
 #include <doctest/doctest.h>
 

@@ -1,0 +1,89 @@
+#include "src/decoder.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include "kernels/matmul.h"
+#include "src/host.h"
+#include "tensor/rng.h"
+
+namespace prism {
+
+Decoder::Decoder(const Model& model, int64_t longest)
+    : model_(model),
+      longest_(longest),
+      state_(model, 1),
+      inputs_(model.device(), static_cast<size_t>(longest) * 4),
+      logits_(model.device(), static_cast<size_t>(model.config().vocab_size * size_of(model.dtype()))) {
+  Arena measured = Arena::measuring(model.device());
+  Tape tape(measured, model.dtype(), false);
+  model.forward(tape, {{1, longest, {}}, {inputs_.data(), {longest}, DType::i32, model.device()}, {}},
+                &state_);
+  arena_ = std::make_unique<Arena>(model.device(), measured.peak());
+}
+
+void Decoder::pass(std::span<const int32_t> ids, bool last) {
+  const int64_t T = static_cast<int64_t>(ids.size()), D = model_.config().hidden_size;
+  copy_in(model_.device(), inputs_.data(), ids.data(), ids.size_bytes());
+  arena_->reset();
+  Tape tape(*arena_, model_.dtype(), false);
+  const Inputs in{{1, T, {}}, {inputs_.data(), {T}, DType::i32, model_.device()}, {}};
+  const Var xn = model_.forward(tape, in, &state_);
+  if (!last) return;
+  const Var head = model_.head(tape);
+  tape.run([&]<class T_>(Tag<T_>) {
+    const int64_t vocab = head->value.shape[0];
+    matmul<T_>(model_.device(), {reinterpret_cast<T_*>(logits_.data()), vocab},
+               {.a = {xn->value.ptr<T_>() + (T - 1) * D, D},
+                .b = {head->value.ptr<T_>(), D},
+                .m = 1,
+                .n = vocab,
+                .k = D,
+                .b_transposed = true});
+  });
+}
+
+std::vector<double> Decoder::feed(std::span<const int32_t> ids) {
+  PRISM_CHECK(!ids.empty(), "decoder: expected at least one id");
+  const int64_t vocab = model_.config().vocab_size;
+  for (int32_t id : ids)
+    PRISM_CHECK(id >= 0 && id < vocab, "decoder: expected ids below vocab_size ", vocab, ", got ", id);
+  while (!ids.empty()) {
+    const size_t count = std::min(ids.size(), static_cast<size_t>(longest_));
+    pass(ids.first(count), count == ids.size());
+    ids = ids.subspan(count);
+  }
+  return to_host({logits_.data(), {vocab}, model_.dtype(), model_.device()});
+}
+
+int32_t sample(std::span<const double> logits, const Sampling& how, uint64_t index) {
+  std::vector<int32_t> ids(logits.size());
+  std::iota(ids.begin(), ids.end(), 0);
+  const auto likelier = [&](int32_t a, int32_t b) {
+    const double x = logits[static_cast<size_t>(a)], y = logits[static_cast<size_t>(b)];
+    return x > y || (x == y && a < b);
+  };
+  if (how.temperature <= 0) return *std::min_element(ids.begin(), ids.end(), likelier);
+  std::sort(ids.begin(), ids.end(), likelier);
+  if (how.top_k > 0 && how.top_k < static_cast<int64_t>(ids.size()))
+    ids.resize(static_cast<size_t>(how.top_k));
+  std::vector<double> weight;
+  const double highest = logits[static_cast<size_t>(ids[0])];
+  for (int32_t id : ids)
+    weight.push_back(std::exp((logits[static_cast<size_t>(id)] - highest) / how.temperature));
+  double total = std::accumulate(weight.begin(), weight.end(), 0.0);
+  if (how.top_p < 1) {  // the fewest of the likeliest ids that hold top_p of the probability
+    double kept = 0;
+    size_t n = 0;
+    while (n < weight.size() && kept < how.top_p * total) kept += weight[n++];
+    weight.resize(std::max<size_t>(n, 1));
+    total = std::max(kept, weight[0]);
+  }
+  double left = random_uniform(how.seed, 0x67656e, index) * total;
+  for (size_t i = 0; i < weight.size(); ++i)
+    if ((left -= weight[i]) < 0) return ids[i];
+  return ids[weight.size() - 1];
+}
+
+}  // namespace prism

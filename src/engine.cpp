@@ -1,0 +1,142 @@
+#include "src/engine.h"
+
+#include <numeric>
+
+#include "kernels/loss.h"
+#include "kernels/matmul.h"
+#include "src/host.h"
+
+namespace prism {
+
+namespace {
+
+enum Kind : int64_t { kTokens, kTargets, kOrder, kStart, kKinds };
+
+// Positions sorted by token, equal tokens in their order: a counting sort.
+std::vector<int32_t> sorted_by_token(const std::vector<int32_t>& tokens, int64_t vocab) {
+  std::vector<int32_t> next(static_cast<size_t>(vocab) + 1), order(tokens.size());
+  for (int32_t id : tokens) ++next[static_cast<size_t>(id) + 1];
+  std::partial_sum(next.begin(), next.end(), next.begin());
+  for (size_t i = 0; i < tokens.size(); ++i)
+    order[static_cast<size_t>(next[static_cast<size_t>(tokens[i])]++)] = static_cast<int32_t>(i);
+  return order;
+}
+
+// x [n,D] times head^T [vocab,D], in memory of its own.
+std::vector<double> logits_of(Tensor x, Tensor head) {
+  const int64_t n = x.rows(), D = x.shape[-1], vocab = head.shape[0];
+  const Buffer memory(x.device, static_cast<size_t>(n * vocab * size_of(x.dtype)));
+  const Tensor logits{memory.data(), {n, vocab}, x.dtype, x.device};
+  dispatch(x.dtype, [&]<class T>(Tag<T>) {
+    matmul<T>(
+        x.device, {logits.ptr<T>(), vocab},
+        {.a = {x.ptr<T>(), D}, .b = {head.ptr<T>(), D}, .m = n, .n = vocab, .k = D, .b_transposed = true});
+  });
+  return to_host(logits);
+}
+
+}  // namespace
+
+Engine::Engine(Model& model, int64_t B, int64_t T, int64_t accumulate)
+    : model_(model), B_(B), T_(T), accumulate_(accumulate) {
+  const DType acc = acc_of(model.dtype());
+  const int64_t ints = kKinds * accumulate * B * T * 4 + 256;
+  inputs_ = Buffer(model.device(), static_cast<size_t>(ints + 256 + B * T * size_of(acc)));
+  scale_ = {inputs_.data() + ints / 256 * 256, {}, acc, model.device()};
+  row_loss_ = {inputs_.data() + ints / 256 * 256 + 256, {B * T}, acc, model.device()};
+  arena_ = std::make_unique<Arena>(model.device(), measure(model, B, T, model.parameters().training()));
+}
+
+size_t Engine::measure(const Model& model, int64_t B, int64_t T, bool training) {
+  Arena arena = Arena::measuring(model.device());
+  const Tensor ints{arena.low(DType::i32, {}).data, {B * T}, DType::i32, model.device()};
+  const Tensor numbers{ints.data, {B * T}, acc_of(model.dtype()), model.device()};
+  Tape tape(arena, model.dtype(), training);
+  micro_step(tape, model, {{B, T, ints}, ints, ints}, ints, numbers, numbers, nullptr);
+  return arena.peak();
+}
+
+Tensor Engine::ints(int64_t kind, int64_t micro) const {
+  return {
+      inputs_.data() + (kind * accumulate_ + micro) * B_ * T_ * 4, {B_ * T_}, DType::i32, model_.device()};
+}
+
+Inputs Engine::inputs(int64_t micro) const {
+  return {{B_, T_, ints(kStart, micro)}, ints(kTokens, micro), ints(kOrder, micro)};
+}
+
+void Engine::copy_batch(const Batch& batch, int64_t micro, bool sorted) {
+  PRISM_CHECK(batch.B == B_ && batch.T == T_, "engine: expected a batch of ", B_, " x ", T_, ", got ",
+              batch.B, " x ", batch.T);
+  const int64_t vocab = model_.config().vocab_size;
+  for (int32_t id : batch.tokens)
+    PRISM_CHECK(id >= 0 && id < vocab, "tokens: expected ids below vocab_size ", vocab, ", got ", id);
+  const auto copy = [&](Kind kind, const std::vector<int32_t>& from) {
+    copy_in(model_.device(), ints(kind, micro).data, from.data(), from.size() * 4);
+  };
+  copy(kTokens, batch.tokens), copy(kTargets, batch.targets), copy(kStart, batch.start);
+  if (sorted) copy(kOrder, sorted_by_token(batch.tokens, vocab));
+}
+
+void Engine::load(std::span<const Batch> batches) {
+  PRISM_CHECK(static_cast<int64_t>(batches.size()) == accumulate_, "engine: expected ", accumulate_,
+              " micro-batches, got ", batches.size());
+  int64_t scored = 0;
+  for (int64_t i = 0; i < accumulate_; ++i) {
+    copy_batch(batches[static_cast<size_t>(i)], i, true);
+    scored += batches[static_cast<size_t>(i)].scored;
+  }
+  dispatch_acc(scale_.dtype, [&]<class A>(Tag<A>) {
+    const A scale = scored > 0 ? 1 / A(scored) : A(0);
+    copy_in(model_.device(), scale_.data, &scale, sizeof scale);
+  });
+}
+
+void Engine::micro_step(Tape& tape, const Model& model, const Inputs& in, Tensor targets, Tensor scale,
+                        Tensor row_loss, Activations* activations) {
+  std::vector<Var> layers;
+  const Var xn = model.forward(tape, in, nullptr, activations ? &layers : nullptr);
+  const Var head = model.head(tape);
+  lm_loss(tape, xn, head, targets, scale, row_loss);
+  if (activations) {
+    for (Var layer : layers) activations->layers.push_back(to_host(layer->value));
+    activations->logits = logits_of(xn->value, head->value);
+  }
+  if (tape.recording()) tape.backward();
+}
+
+void Engine::gradients(Tensor loss, Activations* activations) {
+  const Device device = model_.device();
+  fill_bytes(device, model_.parameters().grads().data, 0, model_.parameters().grads().bytes());
+  fill_bytes(device, loss.data, 0, loss.bytes());
+  for (int64_t i = 0; i < accumulate_; ++i) {
+    arena_->reset();
+    Tape tape(*arena_, model_.dtype(), true);
+    micro_step(tape, model_, inputs(i), ints(kTargets, i), scale_, row_loss_, activations);
+    dispatch_acc(loss.dtype, [&]<class A>(Tag<A>) {
+      sum_into<A>(device, loss.ptr<A>(), row_loss_.ptr<A>(), scale_.ptr<A>(), B_ * T_);
+    });
+  }
+}
+
+void Engine::train_step(Optimizer& optimizer) {
+  const auto step = [&] {
+    gradients(optimizer.loss());
+    optimizer.step();
+  };
+  // The first step lets kernels and libraries set themselves up, which a recording must not.
+  if (model_.device() == Device::cpu || !use_graph || steps_run_++ == 0) return step();
+  if (!graph_) graph_.record(model_.device(), step);
+  graph_.launch();
+}
+
+std::vector<double> Engine::evaluate(const Batch& batch, DecodeState* state) {
+  copy_batch(batch, 0, false);
+  arena_->reset();
+  Tape tape(*arena_, model_.dtype(), false);
+  const Var xn = model_.forward(tape, inputs(0), state);
+  lm_loss(tape, xn, model_.head(tape), ints(kTargets, 0), {}, row_loss_);
+  return to_host(row_loss_);
+}
+
+}  // namespace prism

@@ -1,0 +1,316 @@
+// The forward pass from top to bottom, then the mixers, then which weights there are. autograd/ops.h says
+// what each op computes; the reverse pass is theirs.
+#include "src/model.h"
+
+#include <cmath>
+
+namespace prism {
+
+namespace {
+
+constexpr double kResidualLayers = 2;  // additions to the residual stream a layer makes
+
+bool learned_decay(const std::string& mixer) {
+  return mixer != "linear" && mixer != "retnet" && mixer != "deltanet";
+}
+bool erases(const std::string& mixer) { return mixer != "linear" && mixer != "retnet" && mixer != "mamba2"; }
+
+Decay decay_of(const std::string& mixer) {
+  return learned_decay(mixer) ? Decay::learned : mixer == "retnet" ? Decay::fixed : Decay::none;
+}
+
+Cache both(Tensor cache) { return {cache, cache}; }
+
+}  // namespace
+
+Var Model::weight(Tape& tape, Slot slot) const {
+  return slot ? tape.parameter(parameters_.value(slot), tape.recording() ? parameters_.grad(slot) : Tensor{})
+              : nullptr;
+}
+
+Var Model::weight(Tape& tape, Slot slot, int64_t from, int64_t count) const {
+  const Var whole = weight(tape, slot);
+  const Tensor grad = whole->grad ? whole->grad.slice(from, count) : Tensor{};
+  return tape.parameter(whole->value.slice(from, count), grad);
+}
+
+Var Model::head(Tape& tape) const { return weight(tape, head_ ? head_ : embeddings_); }
+
+Var Model::forward(Tape& tape, const Inputs& in, DecodeState* state, std::vector<Var>* outputs) const {
+  const Shape stream{in.seq.n(), D_};
+  Var x = embedding(tape, weight(tape, embeddings_), in.tokens, in.order);
+  // What a mixer or feed-forward adds to the stream is read once, by the next norm: one buffer serves all
+  // layers.
+  const Tensor addend = tape.make(stream)->value;
+  Var y = nullptr;
+  for (size_t i = 0; i < layers_.size(); ++i) {
+    const Layer& layer = layers_[i];
+    LayerState* past = state ? &state->layer(static_cast<int64_t>(i)) : nullptr;
+    {
+      const Tape::Scope scope(tape);
+      const Normed n = add_norm(tape, x, y, weight(tape, layer.attn_norm), config_.norm_eps);
+      if (outputs && i > 0) outputs->push_back(n.sum);
+      x = n.sum;
+      y = layer.mixer == "prism-loop" ? mix_loop(tape, layer, n.xn, in.seq, past, addend)
+                                      : mix_gdn(tape, layer, n.xn, in.seq, past, addend);
+    }
+    {
+      const Tape::Scope scope(tape);
+      const Normed n = add_norm(tape, x, y, weight(tape, layer.mlp_norm), config_.norm_eps);
+      x = n.sum;
+      y = linear(tape, swiglu(tape, linear(tape, n.xn, weight(tape, layer.gate_up))),
+                 weight(tape, layer.down), addend);
+    }
+  }
+  const Normed n = add_norm(tape, x, y, weight(tape, final_norm_), config_.norm_eps);
+  if (outputs) outputs->push_back(n.sum);
+  return n.xn;
+}
+
+// linear, retnet, mamba2, deltanet, gdn and prism: SPEC sections 3 and 4.
+Var Model::mix_gdn(Tape& tape, const Layer& layer, Var xn, const Sequences& seq, LayerState* state,
+                   Tensor into) const {
+  const int64_t HK = H_ * K_, HV = H_ * V_;
+  const LayerState past = state ? *state : LayerState{};
+  // One product for everything that reads xn: q | k | v | g | a | b.
+  const Var in = linear(tape, xn, weight(tape, layer.in));
+  int64_t at = 0;
+  const auto next = [&](int64_t width) { return Columns(in, std::exchange(at, at + width), width); };
+  const Columns q_in = next(HK), k_in = next(HK), v_in = next(HV), gate = next(HV);
+  const Columns a = learned_decay(layer.mixer) ? next(H_) : Columns(), b = next(H_);
+
+  const double scale = 1 / std::sqrt(static_cast<double>(K_));
+  const Var q = short_conv(tape, q_in, weight(tape, layer.conv_q), seq, K_, scale, both(past.q));
+  const Var k = short_conv(tape, k_in, weight(tape, layer.conv_k), seq, K_, 1, both(past.k));
+  const Var v = short_conv(tape, v_in, weight(tape, layer.conv_v), seq, 0, 1, both(past.v));
+  const Gates g =
+      gates(tape, decay_of(layer.mixer), b, a, weight(tape, layer.A_log), weight(tape, layer.dt_bias));
+  const Writes writes = solve(tape, layer, xn, v, k, g.beta, seq, state);
+
+  ScanInputs s;
+  s.q = q, s.k = k, s.kappa = writes.kappa, s.w = writes.w, s.beta = erases(layer.mixer) ? g.beta : nullptr,
+  s.g = g.g;
+  s.initial_state = s.final_state = past.S;
+  s.H = H_, s.K = K_, s.V = V_, s.L = layer.key_up ? L_ : 1, s.C = chunk;
+  const Var o = scan(tape, s, seq);
+  const Var normed = gated_norm(tape, o, gate, weight(tape, layer.o_norm), config_.norm_eps);
+  return linear(tape, normed, weight(tape, layer.out), into);
+}
+
+// The closed-form solver (SPEC section 4): w_1 = beta v, and for prism the writes 2..L with their directions.
+Model::Writes Model::solve(Tape& tape, const Layer& layer, Var xn, Var v, Var k, Var beta,
+                           const Sequences& seq, LayerState* state) const {
+  SolverInputs s;
+  s.v = v, s.beta = beta;
+  if (!layer.key_up) return {solver(tape, s), nullptr};
+
+  const int64_t steps = L_ - 1, R = config_.solver_dim;
+  const Var conv = config_.ablated("no_anchor") ? nullptr : weight(tape, layer.solver_conv);
+  const Var u = short_conv(tape, xn, conv, seq, 0, 1, both(state ? state->u : Tensor{}));
+  // One product for everything that reads the anchor u: key_down | gain_down | gate | residual_down.
+  const Var down = linear(tape, u, weight(tape, layer.solver_down));
+  s.L = L_;
+  s.gain = config_.solver_gain == SolverGain::gelu ? GainKind::gelu : GainKind::sigmoid;
+  s.retain = !config_.ablated("no_retain");
+  if (!config_.ablated("no_gain"))
+    s.y = low_rank_up(tape, {down, steps * R, steps * R}, weight(tape, layer.gain_up));
+  s.gate = {down, 2 * steps * R, steps * H_};
+  s.gate_bias = weight(tape, layer.gate_bias), s.scale = weight(tape, layer.scale);
+  if (config_.solver_residual == SolverResidual::anchor)
+    s.anchor = low_rank_up(tape, {down, 2 * steps * R + steps * H_, R}, weight(tape, layer.residual_up));
+  return {solver(tape, s), write_keys(tape, layer, down, k)};
+}
+
+// kappa_2 | .. | kappa_L. The ablations put k, or kappa_2, in their place.
+Var Model::write_keys(Tape& tape, const Layer& layer, Var down, Var k) const {
+  const int64_t steps = L_ - 1, R = config_.solver_dim;
+  const bool base = config_.ablated("base_key"), first_base = config_.ablated("first_base_key");
+  const bool shared = config_.ablated("shared_key");
+  const int64_t from = first_base ? 1 : 0, count = base ? 0 : shared ? 1 : steps - from;
+  std::vector<Columns> keys(static_cast<size_t>(base ? steps : from), k);
+  if (count > 0) {
+    Var kappa = low_rank_up(tape, {down, from * R, count * R}, weight(tape, layer.key_up, from, count));
+    if (config_.solver_key_norm) kappa = l2norm(tape, kappa, K_);
+    keys.resize(static_cast<size_t>(shared ? steps : from + 1), kappa);
+  }
+  return keys.size() == 1 ? keys[0].of : concatenate(tape, keys);
+}
+
+// prism-loop: Algorithm 1 (SPEC section 5).
+Var Model::mix_loop(Tape& tape, const Layer& layer, Var xn, const Sequences& seq, LayerState* state,
+                    Tensor into) const {
+  const int64_t HK = H_ * K_, HV = H_ * V_;
+  const LayerState past = state ? *state : LayerState{};
+  const Var conv = config_.ablated("no_anchor") ? nullptr : weight(tape, layer.solver_conv);
+  const Var u = short_conv(tape, xn, conv, seq, 0, 1, both(past.u));
+  // q | v | g | a | key | gain | gate, all from u.
+  const Var in = linear(tape, u, weight(tape, layer.in));
+  int64_t at = 0;
+  const auto next = [&](int64_t width) { return Columns(in, std::exchange(at, at + width), width); };
+  const Columns q_in = next(HK), v = next(HV), gate = next(HV), a = next(H_);
+  const Columns key_1 = next(HK), keys = next((L_ - 1) * HK), gain = next(L_ * HV);
+  const Columns beta_1 = next(H_), betas = next((L_ - 1) * H_);
+
+  const Gates g =
+      gates(tape, Decay::learned, beta_1, a, weight(tape, layer.A_log), weight(tape, layer.dt_bias));
+  SolverInputs s;
+  s.v = v, s.beta = g.beta, s.anchor = u, s.L = L_, s.first_is_step = true;
+  if (L_ > 1) s.gate = betas;
+  if (!config_.ablated("no_gain")) s.y = gain;
+  s.gain = config_.ablated("no_gelu") ? GainKind::loop_linear : GainKind::loop;
+
+  ScanInputs c;
+  c.q = l2norm(tape, q_in, K_, 1 / std::sqrt(static_cast<double>(K_)));
+  c.k = l2norm(tape, key_1, K_);
+  if (L_ > 1) c.kappa = l2norm(tape, keys, K_);
+  c.w = solver(tape, s), c.beta = g.beta, c.g = g.g;
+  c.initial_state = c.final_state = past.S;
+  c.H = H_, c.K = K_, c.V = V_, c.L = L_, c.C = chunk;
+  const Var o = scan(tape, c, seq);
+  const Var normed = gated_norm(tape, o, gate, weight(tape, layer.o_norm), config_.norm_eps);
+  return linear(tape, normed, weight(tape, layer.out), into);
+}
+
+Model::Model(const Config& config, Device device, DType dtype, bool training) : Model(config) {
+  parameters_.allocate(device, dtype, training);
+  if (device == Device::cpu && K_ <= 64) chunk = 32;
+}
+
+Model::Model(const Config& config)
+    : config_(config),
+      D_(config.hidden_size),
+      H_(config.num_heads),
+      K_(config.head_dim),
+      V_(config.value_dim()),
+      L_(config.rank) {
+  embeddings_ = parameters_.add_matrix({matrix("model.embeddings.weight", config.vocab_size, D_)});
+  const Init ones{Init::constant, 1};
+  for (int64_t i = 0; i < config.num_hidden_layers; ++i) {
+    Layer layer;
+    layer.mixer = config.mixer(i);
+    const std::string prefix = cat("model.layers.", i, ".");
+    layer.attn_norm = parameters_.add_vector({prefix + "attn_norm.weight", {D_}, ones});
+    if (layer.mixer == "prism-loop")
+      declare_loop(layer, prefix + "attn.");
+    else
+      declare_gdn(layer, prefix + "attn.");
+    layer.mlp_norm = parameters_.add_vector({prefix + "mlp_norm.weight", {D_}, ones});
+    declare_feed_forward(layer, prefix + "mlp.");
+    layers_.push_back(layer);
+  }
+  final_norm_ = parameters_.add_vector({"model.norm.weight", {D_}, ones});
+  if (!config.tie_word_embeddings)
+    head_ = parameters_.add_matrix({matrix("lm_head.weight", config.vocab_size, D_)});
+}
+
+Parameter Model::matrix(const std::string& name, int64_t rows, int64_t columns) const {
+  const bool to_stream = name.ends_with("o_proj.weight") || name.ends_with("down_proj.weight");
+  const double depth = kResidualLayers * static_cast<double>(config_.num_hidden_layers);
+  const double std = to_stream ? 0.02 / std::sqrt(depth) : config_.initializer_range;
+  return {name, {rows, columns}, {Init::normal, std}};
+}
+
+void Model::declare_gdn(Layer& layer, const std::string& p) {
+  const int64_t HK = H_ * K_, HV = H_ * V_, W = config_.conv_size, R = config_.solver_dim, steps = L_ - 1;
+  const Init taps{Init::uniform, 1 / std::sqrt(static_cast<double>(W))};
+  const auto conv = [&](const char* name, int64_t channels) {
+    return parameters_.add_vector({p + name, {channels, 1, W}, taps});
+  };
+  const bool decay = learned_decay(layer.mixer);
+  std::vector<Parameter> in = {matrix(p + "q_proj.weight", HK, D_), matrix(p + "k_proj.weight", HK, D_),
+                               matrix(p + "v_proj.weight", HV, D_), matrix(p + "g_proj.weight", HV, D_)};
+  if (decay) in.push_back(matrix(p + "a_proj.weight", H_, D_));
+  in.push_back(matrix(p + "b_proj.weight", H_, D_));
+  layer.in = parameters_.add_matrix(in, true);
+  layer.conv_q = conv("q_conv1d.weight", HK);
+  layer.conv_k = conv("k_conv1d.weight", HK);
+  layer.conv_v = conv("v_conv1d.weight", HV);
+  if (decay) {
+    layer.A_log = parameters_.add_vector({p + "A_log", {H_}, {Init::decay_rate}});
+    layer.dt_bias = parameters_.add_vector({p + "dt_bias", {H_}, {Init::time_step}});
+  }
+  layer.o_norm = parameters_.add_vector({p + "o_norm.weight", {V_}, {Init::constant, 1}});
+  layer.out = parameters_.add_matrix({matrix(p + "o_proj.weight", D_, HV)});
+  if (layer.mixer != "prism" || steps == 0) return;
+
+  layer.solver_conv = conv("solver.conv.weight", D_);
+  std::vector<Parameter> down = {matrix(p + "solver.key_down.weight", steps * R, D_),
+                                 matrix(p + "solver.gain_down.weight", steps * R, D_),
+                                 matrix(p + "solver.gate.weight", steps * H_, D_)};
+  const Init normal{Init::normal, config_.initializer_range};
+  if (config_.solver_residual == SolverResidual::anchor) {
+    down.push_back(matrix(p + "solver.residual_down.weight", R, D_));
+    layer.residual_up = parameters_.add_matrix({{p + "solver.residual_up.weight", {HV, R}, normal}});
+  }
+  layer.solver_down = parameters_.add_matrix(down, true);
+  layer.key_up = parameters_.add_matrix({{p + "solver.key_up.weight", {steps, HK, R}, normal}});
+  layer.gain_up = parameters_.add_matrix({{p + "solver.gain_up.weight", {steps, HV, R}, normal}});
+  layer.gate_bias = parameters_.add_vector(
+      {p + "solver.gate.bias", {steps * H_}, {Init::constant, config_.solver_gate_init}});
+}
+
+void Model::declare_loop(Layer& layer, const std::string& p) {
+  const int64_t HK = H_ * K_, HV = H_ * V_, W = config_.conv_size;
+  const Init normal{Init::normal, config_.initializer_range};
+  layer.in = parameters_.add_matrix({matrix(p + "q_proj.weight", HK, D_),
+                                     matrix(p + "v_proj.weight", HV, D_),
+                                     matrix(p + "g_proj.weight", HV, D_),
+                                     matrix(p + "a_proj.weight", H_, D_),
+                                     {p + "solver.key.weight", {L_, HK, D_}, normal},
+                                     {p + "solver.gain.weight", {L_, HV, D_}, normal},
+                                     matrix(p + "solver.gate.weight", L_ * H_, D_)},
+                                    true);
+  layer.solver_conv = parameters_.add_vector(
+      {p + "solver.conv.weight", {D_, 1, W}, {Init::uniform, 1 / std::sqrt(static_cast<double>(W))}});
+  layer.A_log = parameters_.add_vector({p + "A_log", {H_}, {Init::decay_rate}});
+  layer.dt_bias = parameters_.add_vector({p + "dt_bias", {H_}, {Init::time_step}});
+  layer.o_norm = parameters_.add_vector({p + "o_norm.weight", {V_}, {Init::constant, 1}});
+  layer.out = parameters_.add_matrix({matrix(p + "o_proj.weight", D_, HV)});
+}
+
+void Model::declare_feed_forward(Layer& layer, const std::string& p) {
+  const int64_t F = config_.feed_forward();
+  layer.gate_up =
+      parameters_.add_matrix({matrix(p + "gate_proj.weight", F, D_), matrix(p + "up_proj.weight", F, D_)});
+  layer.down = parameters_.add_matrix({matrix(p + "down_proj.weight", D_, F)});
+}
+
+DecodeState::DecodeState(const Model& model, int64_t B) {
+  const Config& c = model.config();
+  const int64_t H = c.num_heads, K = c.head_dim, V = c.value_dim(), W = c.conv_size, D = c.hidden_size;
+  // Two passes over the same list: how much memory, then where.
+  for (const bool place : {false, true}) {
+    size_t at = 0;
+    const auto take = [&](DType dtype, const Shape& shape) {
+      const Tensor t{place ? memory_.data() + at : nullptr, shape, dtype, model.device()};
+      at += (t.bytes() + 255) / 256 * 256;
+      return t;
+    };
+    layers_.clear();
+    for (int64_t i = 0; i < c.num_hidden_layers; ++i) {
+      LayerState s;
+      const std::string& mixer = c.mixer(i);
+      s.S = take(acc_of(model.dtype()), {B, H, V, K});
+      if (W > 1 && mixer != "prism-loop") {
+        s.q = take(model.dtype(), {B, W - 1, H * K});
+        s.k = take(model.dtype(), {B, W - 1, H * K});
+        s.v = take(model.dtype(), {B, W - 1, H * V});
+      }
+      if (W > 1 && (mixer == "prism-loop" || (mixer == "prism" && c.rank > 1)))
+        s.u = take(model.dtype(), {B, W - 1, D});
+      layers_.push_back(s);
+    }
+    if (!place) memory_ = Buffer(model.device(), at);
+  }
+  reset();
+}
+
+void DecodeState::reset() { fill_bytes(memory_.device(), memory_.data(), 0, memory_.bytes()); }
+
+void DecodeState::reset_row(int64_t b) {
+  for (const LayerState& layer : layers_)
+    for (const Tensor& t : {layer.S, layer.q, layer.k, layer.v, layer.u})
+      if (t) fill_bytes(memory_.device(), t.slice(b, 1).data, 0, t.slice(b, 1).bytes());
+}
+
+}  // namespace prism

@@ -1,0 +1,100 @@
+// The language model of SPEC sections 3 to 5, as a composition of ops. Start reading at forward() in
+// model.cpp.
+#pragma once
+
+#include <vector>
+
+#include "autograd/ops.h"
+#include "optim/parameters.h"
+#include "src/config.h"
+
+namespace prism {
+
+// What one layer keeps of the past while decoding (SPEC section 7): O(1) in the number of tokens.
+struct LayerState {
+  Tensor S;           // [B,H,V,K], accumulation type
+  Tensor q, k, v, u;  // [B,W-1,channels] the last inputs of each convolution; absent where the layer has none
+};
+
+class Model;
+
+// The states of all layers, starting at zero.
+class DecodeState {
+ public:
+  DecodeState(const Model& model, int64_t B);
+  LayerState& layer(int64_t i) { return layers_[static_cast<size_t>(i)]; }
+  size_t bytes() const { return memory_.bytes(); }
+  void reset();
+  // Row b of the batch only.
+  void reset_row(int64_t b);
+
+ private:
+  Buffer memory_;
+  std::vector<LayerState> layers_;
+};
+
+// One forward pass's input, on the model's device.
+struct Inputs {
+  Sequences seq;
+  Tensor tokens;  // [B T] i32
+  Tensor order;   // [B T] i32, positions sorted by token; needed for a reverse pass only
+};
+
+class Model {
+ public:
+  // Names and shapes only, without memory for the weights.
+  explicit Model(const Config& config);
+  // Weights are zero until initialise() or a checkpoint fills them.
+  Model(const Config& config, Device device, DType dtype, bool training);
+
+  // Tokens to the final norm's output xn [n,D]; logits = xn head^T. With `state` the pass goes on from it and
+  // updates it. `layers` receives each layer's output when given (recording tapes only).
+  Var forward(Tape& tape, const Inputs& in, DecodeState* state = nullptr,
+              std::vector<Var>* layers = nullptr) const;
+  // The [vocab,D] matrix of the logits: lm_head, or the embedding when tied.
+  Var head(Tape& tape) const;
+
+  const Config& config() const { return config_; }
+  Parameters& parameters() { return parameters_; }
+  const Parameters& parameters() const { return parameters_; }
+  Device device() const { return parameters_.device(); }
+  DType dtype() const { return parameters_.dtype(); }
+  // Chunk size of the scan; any value gives the same function. On the CPU narrow heads are faster in short
+  // chunks.
+  int64_t chunk = 64;
+
+ private:
+  // Where a layer's weights stand.
+  struct Layer {
+    std::string mixer;
+    Slot attn_norm, in, conv_q, conv_k, conv_v, A_log, dt_bias, o_norm, out;
+    Slot solver_conv, solver_down, key_up, gain_up, gate_bias, residual_up, scale;
+    Slot mlp_norm, gate_up, down;
+  };
+  void declare_gdn(Layer& layer, const std::string& prefix);
+  void declare_loop(Layer& layer, const std::string& prefix);
+  void declare_feed_forward(Layer& layer, const std::string& prefix);
+  Parameter matrix(const std::string& name, int64_t rows, int64_t columns) const;
+
+  Var mix_gdn(Tape& tape, const Layer& layer, Var xn, const Sequences& seq, LayerState* state,
+              Tensor into) const;
+  Var mix_loop(Tape& tape, const Layer& layer, Var xn, const Sequences& seq, LayerState* state,
+               Tensor into) const;
+  struct Writes {
+    Var w = nullptr, kappa = nullptr;
+  };
+  Writes solve(Tape& tape, const Layer& layer, Var xn, Var v, Var k, Var beta, const Sequences& seq,
+               LayerState* state) const;
+  Var write_keys(Tape& tape, const Layer& layer, Var down, Var k) const;
+  Var weight(Tape& tape, Slot slot) const;
+  // Steps [from, from + count) of a weight [steps, out, R].
+  Var weight(Tape& tape, Slot slot, int64_t from, int64_t count) const;
+
+  Config config_;
+  int64_t D_, H_, K_, V_, L_;
+  Slot embeddings_, final_norm_, head_;
+  std::vector<Layer> layers_;
+  Parameters parameters_;
+};
+
+}  // namespace prism

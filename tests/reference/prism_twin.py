@@ -1,0 +1,349 @@
+"""PRISM in plain PyTorch: the second statement of the mathematics (SPEC sections 1, 3, 4 and 5).
+
+Written to be read beside SPEC.md: the scan is the token recurrence of section 1, the other lines are the
+formulas they quote, gradients come from autograd. `prism grad --dtype f64` agrees with this file;
+tests/fixtures/ has the numbers. It needs torch and safetensors and shares nothing with the engine but the
+checkpoint directory (section 8): parameters have the names on disk.
+
+    model = Prism.from_checkpoint("runs/quickstart").double()
+    loss, logits = model(tokens, targets)                     # int64 [B,T]; a target of -1 is not scored
+
+Letters: B batch, T length, D model width, H heads, K key width, V value width, L rank, F feed-forward width,
+W convolution width, R solver width.
+"""
+import json
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+ERASES = {"deltanet", "gdn", "prism", "prism-loop"}
+LEARNED_DECAY = {"mamba2", "gdn", "prism", "prism-loop"}
+MIXERS = ERASES | LEARNED_DECAY | {"linear", "retnet"}
+
+
+@dataclass
+class Config:
+    """config.json (SPEC section 8), with the value taken when a key is absent."""
+    vocab_size: int = 32000
+    hidden_size: int = 2048  # D
+    num_hidden_layers: int = 21
+    num_heads: int = 6  # H
+    head_dim: int = 256  # K
+    expand_v: float = 2  # V / K
+    intermediate_size: int | None = None  # F
+    hidden_ratio: float = 4
+    conv_size: int = 4  # W
+    norm_eps: float = 1e-6
+    tie_word_embeddings: bool = False
+    initializer_range: float = 0.02
+    mixers: str | list[str] = "gdn"  # one name, or one a layer
+    rank: int = 1  # L
+    solver_dim: int = 64  # R
+    solver_residual: str = "value"  # or anchor
+    solver_gain: str = "sigmoid"  # or gelu
+    solver_key_norm: bool = True
+    solver_gate_init: float = -2.0
+    ablations: list[str] = field(default_factory=list)
+
+    @staticmethod
+    def read(path: str | Path) -> "Config":
+        given = json.loads(Path(path).read_text())
+        return Config(**{f.name: given[f.name] for f in fields(Config) if f.name in given})
+
+    def mixer(self, layer: int) -> str:
+        return self.mixers if isinstance(self.mixers, str) else self.mixers[layer]
+
+    @property
+    def value_dim(self) -> int:  # V
+        return round(self.head_dim * self.expand_v)
+
+    @property
+    def feed_forward(self) -> int:  # F
+        return self.intermediate_size or -(int(self.hidden_size * self.hidden_ratio * 2 / 3) // -256) * 256
+
+
+# --- section 1: the scan ------------------------------------------------------------------------------------
+
+
+def scan(q: Tensor, k: Tensor, beta: Tensor | None, g: Tensor | None, writes: list[tuple[Tensor, Tensor]],
+         document: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """S_t = alpha_t S_{t-1} (I - beta_t k_t k_t^T) + sum_l w_{t,l} kappa_{t,l}^T;   o_t = S_t q_t
+
+    q, k [B,T,H,K]; beta, g = log alpha [B,T,H], None: no erasure, no decay; writes: L pairs of w_l [B,T,H,V]
+    and kappa_l [B,T,H,K]; document [B,T]: the number of a token's document in its row; state S_0 [B,H,V,K].
+    Returns o [B,T,H,V] and S_T. The state is 0 where a document begins, except for the row's first.
+    """
+    B, T, H, K = q.shape
+    S = q.new_zeros(B, H, writes[0][0].shape[-1], K) if state is None else state
+    outputs = []
+    for t in range(T):
+        if t > 0:
+            opens = document[:, t] != document[:, t - 1]
+            S = torch.where(opens[:, None, None, None], 0, S)
+        if g is not None:
+            S = g[:, t, :, None, None].exp() * S
+        if beta is not None:
+            k_t = k[:, t, :, None, :]  # a row, [B,H,1,K]
+            S = S - beta[:, t, :, None, None] * (S @ k_t.mT) @ k_t
+        for w, kappa in writes:
+            S = S + w[:, t, :, :, None] * kappa[:, t, :, None, :]
+        outputs.append((S @ q[:, t, :, :, None]).squeeze(-1))
+    return torch.stack(outputs, 1), S
+
+
+# --- section 3: the pieces ----------------------------------------------------------------------------------
+
+
+class Weight(nn.Module):
+    """`weight` (and `bias`) under a name of section 8; called, a matrix [out,in] gives x weight^T + bias."""
+
+    def __init__(self, *shape: int, bias: int = 0):
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(shape))
+        self.bias = nn.Parameter(torch.empty(bias)) if bias else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight, self.bias)
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    return x / (x.square().mean(-1, keepdim=True) + eps).sqrt() * weight
+
+
+def l2norm(x: Tensor) -> Tensor:
+    return x / (x.square().sum(-1, keepdim=True) + 1e-6).sqrt()
+
+
+def causal_conv(x: Tensor, weight: Tensor, document: Tensor) -> Tensor:
+    """y_t = sum_{0<=j<W} weight[:,0,W-1-j] x_{t-j}, over the tokens of t's document. weight [channels,1,W]"""
+    T, W = x.shape[1], weight.shape[-1]
+    y = x * weight[:, 0, W - 1]
+    for lag in range(1, min(W, T)):
+        # Documents are numbered in order, so equal numbers mean that no border lies between.
+        same = document[:, lag:] == document[:, :-lag]
+        past = x[:, :-lag] * same[..., None] * weight[:, 0, W - 1 - lag]
+        y = y + F.pad(past, (0, 0, lag, 0))
+    return y
+
+
+class FeedForward(nn.Module):
+    """down(SiLU(gate(x)) * up(x))"""
+
+    def __init__(self, c: Config):
+        super().__init__()
+        self.gate_proj = Weight(c.feed_forward, c.hidden_size)
+        self.up_proj = Weight(c.feed_forward, c.hidden_size)
+        self.down_proj = Weight(c.hidden_size, c.feed_forward)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+class Mixer(nn.Module):
+    """What the two mixers share: the decay, and the gated, normed output."""
+
+    def __init__(self, c: Config, name: str):
+        super().__init__()
+        self.c, self.name = c, name
+        self.D, self.H, self.K, self.V = c.hidden_size, c.num_heads, c.head_dim, c.value_dim
+        self.q_proj = Weight(self.H * self.K, self.D)
+        self.v_proj = Weight(self.H * self.V, self.D)
+        self.g_proj = Weight(self.H * self.V, self.D)
+        self.o_proj = Weight(self.D, self.H * self.V)
+        self.o_norm = Weight(self.V)
+        if name in LEARNED_DECAY:
+            self.a_proj = Weight(self.H, self.D)
+            self.A_log = nn.Parameter(torch.empty(self.H))
+            self.dt_bias = nn.Parameter(torch.empty(self.H))
+
+    def heads(self, x: Tensor) -> Tensor:
+        return x.unflatten(-1, (self.H, -1))
+
+    def decay(self, x: Tensor) -> Tensor | None:
+        """g = log alpha [B,T,H]: -exp(A_log) softplus(a_proj x + dt_bias), or fixed per head, or none."""
+        if self.name in LEARNED_DECAY:
+            # logaddexp(y, 0) is softplus(y) without F.softplus's cut at 20
+            y = self.a_proj(x) + self.dt_bias
+            return -self.A_log.exp() * torch.logaddexp(y, torch.zeros_like(y))
+        if self.name == "retnet":
+            head = torch.arange(self.H, dtype=x.dtype, device=x.device)
+            return torch.log1p(-2.0 ** (-5 - head)).expand(*x.shape[:2], self.H)
+        return None
+
+    def output(self, o: Tensor, x: Tensor) -> Tensor:
+        """o_proj( RMSNorm_V(o) * SiLU(g_proj x) )"""
+        o = rms_norm(o, self.o_norm.weight, self.c.norm_eps)
+        return self.o_proj(o.flatten(2) * F.silu(self.g_proj(x)))
+
+
+class GatedDelta(Mixer):
+    """linear, retnet, mamba2, deltanet, gdn, prism (sections 3 and 4)"""
+
+    def __init__(self, c: Config, name: str):
+        super().__init__(c, name)
+        self.k_proj = Weight(self.H * self.K, self.D)
+        self.b_proj = Weight(self.H, self.D)
+        self.q_conv1d = Weight(self.H * self.K, 1, c.conv_size)
+        self.k_conv1d = Weight(self.H * self.K, 1, c.conv_size)
+        self.v_conv1d = Weight(self.H * self.V, 1, c.conv_size)
+        self.solver = Solver(c) if name == "prism" and c.rank > 1 else None
+
+    def forward(self, xn: Tensor, document: Tensor) -> Tensor:
+        q, k, v = (self.heads(F.silu(causal_conv(proj(xn), conv.weight, document)))
+                   for proj, conv in ((self.q_proj, self.q_conv1d), (self.k_proj, self.k_conv1d),
+                                      (self.v_proj, self.v_conv1d)))
+        q, k = l2norm(q) * self.K**-0.5, l2norm(k)
+        beta = self.b_proj(xn).sigmoid()
+        writes = [(beta[..., None] * v, k)]
+        if self.solver is not None:
+            writes += self.solver(xn, v, k, document)
+        o, _ = scan(q, k, beta if self.name in ERASES else None, self.decay(xn), writes, document)
+        return self.output(o, xn)
+
+
+# --- section 4: the closed-form solver ----------------------------------------------------------------------
+
+
+class Solver(nn.Module):
+    """Writes 2..L of a token. Rows of a flattened first dimension are step-major."""
+
+    def __init__(self, c: Config):
+        super().__init__()
+        D, H, K, V, R, steps = c.hidden_size, c.num_heads, c.head_dim, c.value_dim, c.solver_dim, c.rank - 1
+        self.c, self.steps = c, steps
+        self.conv = Weight(D, 1, c.conv_size)
+        self.key_down, self.key_up = Weight(steps * R, D), Weight(steps, H * K, R)
+        self.gain_down, self.gain_up = Weight(steps * R, D), Weight(steps, H * V, R)
+        self.gate = Weight(steps * H, D, bias=steps * H)
+        if c.solver_residual == "anchor":
+            self.residual_down, self.residual_up = Weight(R, D), Weight(H * V, R)
+        self.scale = None  # [L-1,H], only in a bypass added to a trained base
+
+    def low_rank(self, u: Tensor, down: Weight, up: Weight) -> Tensor:
+        """up_l down_l u for every step l, split into heads: [B,T,L-1,H,width]"""
+        narrow = down(u).unflatten(-1, (self.steps, -1))
+        return torch.einsum("btlr,lor->btlo", narrow, up.weight).unflatten(-1, (self.c.num_heads, -1))
+
+    def forward(self, xn: Tensor, v: Tensor, k: Tensor, document: Tensor) -> list[tuple[Tensor, Tensor]]:
+        c, off = self.c, self.c.ablations
+        u = F.silu(xn if "no_anchor" in off else causal_conv(xn, self.conv.weight, document))
+        kappa = self.low_rank(u, self.key_down, self.key_up)
+        if c.solver_key_norm:
+            kappa = l2norm(kappa)
+        y = self.low_rank(u, self.gain_down, self.gain_up)
+        beta = self.gate(u).sigmoid().unflatten(-1, (self.steps, c.num_heads))
+        r_2 = v
+        if c.solver_residual == "anchor":
+            r_2 = v - self.residual_up(self.residual_down(u)).view_as(v)
+        r, writes = r_2, []
+        for step in range(self.steps):  # l = step + 2
+            p = y[:, :, step].sigmoid()
+            if c.solver_gain == "gelu":
+                p = y[:, :, step] * torch.special.ndtr(y[:, :, step] * r_2)  # y Phi(y r_2)
+            if "no_gain" in off:
+                p = torch.full_like(v, 0.5)
+            delta = p * (r_2 if "no_retain" in off else r)
+            r = (1 - p) * r
+            key = kappa[:, :, 0 if "shared_key" in off else step]
+            if "base_key" in off or ("first_base_key" in off and step == 0):
+                key = k
+            gate = beta[:, :, step] if self.scale is None else beta[:, :, step] * self.scale[step]
+            writes.append((gate[..., None] * delta, key))
+        return writes
+
+
+# --- section 5: Algorithm 1 ---------------------------------------------------------------------------------
+
+
+class LoopSolver(nn.Module):
+    def __init__(self, c: Config):
+        super().__init__()
+        D, L = c.hidden_size, c.rank
+        self.conv = Weight(D, 1, c.conv_size)
+        self.key = Weight(L, c.num_heads * c.head_dim, D)
+        self.gain = Weight(L, c.num_heads * c.value_dim, D)
+        self.gate = Weight(L * c.num_heads, D)
+
+
+class PrismLoop(Mixer):
+    def __init__(self, c: Config, name: str):
+        super().__init__(c, name)
+        self.solver = LoopSolver(c)
+
+    def forward(self, xn: Tensor, document: Tensor) -> Tensor:
+        c, solver, off = self.c, self.solver, self.c.ablations
+        u = F.silu(xn if "no_anchor" in off else causal_conv(xn, solver.conv.weight, document))
+        q = l2norm(self.heads(self.q_proj(u))) * self.K**-0.5
+        kappa = l2norm(self.heads(torch.einsum("btd,lod->btlo", u, solver.key.weight))).unbind(2)
+        p = self.heads(torch.einsum("btd,lod->btlo", u, solver.gain.weight))
+        beta = solver.gate(u).sigmoid().unflatten(-1, (c.rank, self.H))
+        if "no_gain" in off:
+            p = torch.full_like(p, 0.5)
+        r, writes = self.heads(self.v_proj(u) - u), []
+        for step in range(c.rank):
+            delta = p[:, :, step] * r if "no_gelu" in off else F.gelu(p[:, :, step] * r)
+            r = r - delta
+            writes.append((beta[:, :, step, :, None] * delta, kappa[step]))
+        o, _ = scan(q, kappa[0], beta[:, :, 0], self.decay(u), writes, document)
+        return self.output(o, u)
+
+
+# --- the model ----------------------------------------------------------------------------------------------
+
+
+class Layer(nn.Module):
+    def __init__(self, c: Config, name: str):
+        super().__init__()
+        self.c = c
+        self.attn_norm, self.mlp_norm = Weight(c.hidden_size), Weight(c.hidden_size)
+        if name not in MIXERS:
+            raise ValueError(f"mixers: expected one of {sorted(MIXERS)}, got {name}")
+        self.attn = PrismLoop(c, name) if name == "prism-loop" else GatedDelta(c, name)
+        self.mlp = FeedForward(c)
+
+    def forward(self, x: Tensor, document: Tensor) -> Tensor:
+        x = x + self.attn(rms_norm(x, self.attn_norm.weight, self.c.norm_eps), document)
+        return x + self.mlp(rms_norm(x, self.mlp_norm.weight, self.c.norm_eps))
+
+
+class Prism(nn.Module):
+    def __init__(self, c: Config):
+        super().__init__()
+        self.c = c
+        self.model = nn.Module()
+        self.model.embeddings = Weight(c.vocab_size, c.hidden_size)
+        self.model.layers = nn.ModuleList(Layer(c, c.mixer(n)) for n in range(c.num_hidden_layers))
+        self.model.norm = Weight(c.hidden_size)
+        self.lm_head = None if c.tie_word_embeddings else Weight(c.vocab_size, c.hidden_size)
+
+    def forward(self, tokens: Tensor, targets: Tensor | None = None, segment: Tensor | None = None):
+        """tokens, targets, segment: int64 [B,T]. Returns loss (None without targets), logits [B,T,vocab]."""
+        # A document is a maximal run of equal segment ids: numbered here, so an id that comes back is new.
+        document = torch.zeros_like(tokens)
+        if segment is not None:
+            document[:, 1:] = (segment[:, 1:] != segment[:, :-1]).cumsum(1)
+        x = F.embedding(tokens, self.model.embeddings.weight)
+        for layer in self.model.layers:
+            x = layer(x, document)
+        x = rms_norm(x, self.model.norm.weight, self.c.norm_eps)
+        logits = (self.lm_head or self.model.embeddings)(x)
+        if targets is None:
+            return None, logits
+        return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-1), logits
+
+    @staticmethod
+    def from_checkpoint(directory: str | Path) -> "Prism":
+        """Names and shapes must be the config's exactly. The model has the dtype of the file's embeddings."""
+        tensors = load_file(Path(directory) / "model.safetensors")
+        model = Prism(Config.read(Path(directory) / "config.json"))
+        model = model.to(tensors["model.embeddings.weight"].dtype)
+        for name in tensors:
+            if name.endswith("solver.scale"):
+                solver = model.get_submodule(name.removesuffix(".scale"))
+                solver.scale = nn.Parameter(torch.empty_like(tensors[name]))
+        model.load_state_dict(tensors, strict=True)
+        return model
