@@ -3,7 +3,11 @@
 # make test       install what is missing, build, run every check that needs no GPU
 BUILD ?= build
 CXX ?= g++
-CXXFLAGS ?= -O3 -march=native
+CXXFLAGS ?= -march=native
+# Kernels at full optimisation; what is not hot compiles faster.
+OPTIMISE ?= -O3
+$(BUILD)/src/%.o $(BUILD)/data/%.o: OPTIMISE := $(OPTIMISE:-O3=-O2)
+$(BUILD)/tests/%.o: OPTIMISE := $(OPTIMISE:-O3=-O1)
 OPENMP ?= -fopenmp
 NVCC ?= $(or $(shell command -v nvcc 2>/dev/null),$(wildcard /usr/local/cuda/bin/nvcc))
 
@@ -41,7 +45,7 @@ ifeq ($(NVCC),)
 endif
 
 $(BUILD)/prism: $(BUILD)/src/main.o $(OBJECTS)
-	$(CXX) $(FLAGS) -o $@ $^ $(LIBS)
+	$(CXX) $(FLAGS) $(LDFLAGS) -o $@ $^ $(LIBS)
 
 $(BUILD)/run-tests: $(TESTS:%.cpp=$(BUILD)/%.o) $(OBJECTS)
 	$(CXX) $(FLAGS) -o $@ $^ $(LIBS)
@@ -51,7 +55,7 @@ $(BUILD)/run-gpu-tests: $(BUILD)/tests/main.o $(TESTS_GPU:%.cpp=$(BUILD)/%.o) $(
 
 $(BUILD)/%.o: %.cpp
 	@mkdir -p $(@D)
-	$(CXX) $(FLAGS) -c -o $@ $<
+	$(CXX) $(FLAGS) $(OPTIMISE) -c -o $@ $<
 
 $(BUILD)/%.cu.o: %.cu
 	@mkdir -p $(@D)
@@ -80,7 +84,7 @@ gradcheck bench: all
 # Address and undefined-behaviour sanitizers over the whole suite.
 .PHONY: asan
 asan:
-	$(MAKE) BUILD=$(BUILD)/asan NVCC= OPENMP= CXXFLAGS="-O1 -g -march=native -fsanitize=address,undefined -fno-sanitize-recover" \
+	$(MAKE) BUILD=$(BUILD)/asan NVCC= OPENMP= OPTIMISE=-O1 CXXFLAGS="-g -march=native -fsanitize=address,undefined -fno-sanitize-recover" \
 	  $(BUILD)/asan/prism $(BUILD)/asan/run-tests
 	ASAN_OPTIONS=detect_leaks=1 $(BUILD)/asan/run-tests
 
@@ -109,6 +113,39 @@ loc:
 	@printf '%-9s %6d\n' engine $$(cat $(foreach r,$(ROOMS),$(wildcard $(r)/*.h $(r)/*.cpp $(r)/*.cu $(r)/*.cuh)) | wc -l)
 	@wc -l $(SOURCES) | awk '$$2 != "total" && $$1 > 500 { print "over 500 lines: " $$2, $$1 }'
 
+# A folder that runs on another x86-64 Linux (of the last ten years' processors): the program, and its libraries beside it. The
+# driver and the C library are that machine's own.
+.PHONY: portable
+portable:
+	$(MAKE) BUILD=$(BUILD)/portable-objects CXXFLAGS=-march=x86-64-v3 CUDA_ARCH="$(or $(PORTABLE_ARCH),80 90)" \
+	  LDFLAGS='-Wl,-rpath,$$$$ORIGIN/lib,--disable-new-dtags' $(BUILD)/portable-objects/prism
+	rm -rf $(BUILD)/portable && mkdir -p $(BUILD)/portable/lib
+	cp $(BUILD)/portable-objects/prism $(BUILD)/portable/
+	ldd $(BUILD)/portable/prism | awk '/=> \// { print $$3 }' | grep -vE '/(libc|libm|libdl|librt|libpthread)\.so' | \
+	  xargs -I{} cp -L {} $(BUILD)/portable/lib/
+	@echo "$(BUILD)/portable: copy the folder, run ./prism --help"
+
 .PHONY: clean
 clean:
 	rm -rf $(BUILD)
+
+# --- set-up
+
+PACKAGES := g++ make git libeigen3-dev libcli11-dev doctest-dev nlohmann-json3-dev libsentencepiece-dev libzstd-dev clang-format
+
+# Installs what is missing on Debian and Ubuntu; elsewhere says what is needed and stops.
+.PHONY: deps
+deps:
+	@bash tests/deps.sh $(PACKAGES)
+
+# The main job, from nothing: trains a small model on this source tree, compares it with n-gram models, prints a sample.
+QUICKSTART_STEPS ?= 500
+.PHONY: quickstart
+quickstart: deps
+	$(MAKE) all
+	rm -rf runs/quickstart
+	$(BUILD)/prism train --preset tiny --device cpu --steps $(QUICKSTART_STEPS) --ngrams --out runs/quickstart \
+	  --data README.md Makefile $(ROOMS) tests/*.cpp tests/*.h tests/reference tests/peers
+	@echo "--- a sample:"
+	@$(BUILD)/prism generate --model runs/quickstart --device cpu --prompt 'template <class T>' --tokens 300 --seed 1
+	@echo "--- runs/quickstart/: config.json, model.safetensors, log.jsonl, loss.svg"

@@ -5,9 +5,11 @@
 #include <exception>
 #include <filesystem>
 #include <fstream>
+#include <iomanip>
 #include <map>
 #include <mutex>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <thread>
 
 #include "tensor/rng.h"
@@ -32,20 +34,16 @@ struct Counts {
 // The shards of train or val.
 class Split {
  public:
-  Split(std::string name, const TokenizeOptions& options) : name_(std::move(name)), options_(options) {}
-  void write(const std::string& directory, int width, const Document& document, const int32_t* ids,
-             int64_t n) {
+  Split(std::string prefix, int width, int64_t shard_tokens)
+      : prefix_(std::move(prefix)), width_(width), shard_tokens_(shard_tokens) {}
+  void write(const Document& document, const int32_t* ids, int64_t n) {
     counts_.add(document, n);
-    while (n > 0) {
-      if (!shard_) {
-        const std::string number = std::to_string(1'000'000 + shards_.size()).substr(1);
-        shards_.push_back({{"file", cat(name_, "_", number, ".bin")}});
-        shard_.emplace(cat(directory, "/", name_, "_", number, ".bin"), width);
-      }
-      const int64_t here = std::min(n, options_.shard_tokens - shard_->count());
+    for (int64_t here; n > 0; ids += here, n -= here) {
+      if (!shard_)
+        shard_.emplace(cat(prefix_, std::setfill('0'), std::setw(6), shards_.size(), ".bin"), width_);
+      here = std::min(n, shard_tokens_ - shard_->count());
       shard_->append(ids, here);
-      ids += here, n -= here;
-      if (shard_->count() == options_.shard_tokens) finish_shard();
+      if (shard_->count() == shard_tokens_) finish_shard();
     }
   }
   Json finish() {
@@ -58,11 +56,12 @@ class Split {
  private:
   void finish_shard() {
     shard_->finish();
-    shards_.back()["tokens"] = shard_->count();
+    shards_.push_back({{"file", fs::path(shard_->path()).filename()}, {"tokens", shard_->count()}});
     shard_.reset();
   }
-  std::string name_;
-  const TokenizeOptions& options_;
+  const std::string prefix_;
+  const int width_;
+  const int64_t shard_tokens_;
   std::optional<ShardWriter> shard_;
   Json shards_ = Json::array();
   Counts counts_;
@@ -102,7 +101,9 @@ class Job {
     std::vector<Document> documents;
     std::vector<int32_t> ids;     // of all documents
     std::vector<int64_t> counts;  // of each document's ids
-    int64_t bytes = 0;            // of text
+    int64_t bytes = 0;            // of the documents in memory
+    int64_t skipped = 0;          // bad documents, up to the last one here
+    std::exception_ptr error;     // that came after them
   };
 
   ReadOptions with_cut(ReadOptions read) const {
@@ -139,12 +140,16 @@ class Job {
 
   Batch read() {
     Batch batch;
-    for (Document document; batch.bytes < kBatchBytes && !finished_;) {
-      finished_ = !reader_.next(document);
-      if (finished_) break;
-      batch.bytes += static_cast<int64_t>(document.text.size());
-      batch.documents.push_back(std::move(document));
+    try {
+      for (Document document; batch.bytes < kBatchBytes && reader_.next(document);) {
+        batch.bytes += static_cast<int64_t>(document.text.size() + sizeof document);
+        batch.documents.push_back(std::move(document));
+      }
+    } catch (...) {
+      batch.error = std::current_exception();
     }
+    finished_ = finished_ || batch.error || batch.bytes < kBatchBytes;
+    batch.skipped = reader_.skipped();
     in_flight_ += batch.bytes;
     return batch;
   }
@@ -169,15 +174,17 @@ class Job {
         empty_ += document.text.empty() && !document.continues;
         total_.add(document, batch.counts[i]);
         sets_[document.set].add(document, batch.counts[i]);
-        (to_val_ ? val_ : train_).write(directory_, width_, document, ids, batch.counts[i]);
+        (to_val_ ? val_ : train_).write(document, ids, batch.counts[i]);
       }
       ids += batch.counts[i];
-      finished_ = stopped_ = total_.tokens >= options_.limit_tokens;
+      if (total_.tokens >= options_.limit_tokens) finished_ = stopped_ = true;
     }
+    skipped_ = batch.skipped;
+    if (batch.error && !stopped_) std::rethrow_exception(batch.error);
   }
 
   TokenizeProgress progress() const {
-    return {reader_.fraction(), total_.bytes, total_.documents, total_.tokens, empty_, reader_.skipped()};
+    return {reader_.fraction(), total_.bytes, total_.documents, total_.tokens, empty_, skipped_};
   }
 
   Json describe() {
@@ -189,7 +196,7 @@ class Job {
                  {"bytes_per_id", width_}};
     json.update(total_.json());
     json["empty_documents"] = empty_;
-    json["skipped_documents"] = reader_.skipped();
+    json["skipped_documents"] = skipped_;
     json["splits"] = {{"train", train_.finish()}, {"val", val_.finish()}};
     for (const auto& [set, counts] : sets_) json["sets"][set] = counts.json();
     json["command"] = options_.command;
@@ -213,31 +220,12 @@ class Job {
   bool stopped_ = false;           // nothing more is written
   std::exception_ptr error_;
 
-  Split train_{"train", options_}, val_{"val", options_};
+  Split train_{directory_ + "/train_", width_, options_.shard_tokens};
+  Split val_{directory_ + "/val_", width_, options_.shard_tokens};
   Counts total_;
   std::map<std::string, Counts> sets_;
-  int64_t empty_ = 0;
+  int64_t empty_ = 0, skipped_ = 0;
   bool to_val_ = false, wanted_ = true;
-};
-
-// A directory beside `final` that is removed unless it becomes it.
-class PartialDirectory {
- public:
-  explicit PartialDirectory(const std::string& final) : path(final + ".partial"), final_(final) {
-    PRISM_CHECK(!fs::exists(final) || (fs::is_directory(final) && fs::is_empty(final)), final,
-                ": expected a directory that is empty or does not exist yet");
-    fs::remove_all(path);
-    fs::create_directories(path);
-  }
-  ~PartialDirectory() {
-    std::error_code ignored;
-    fs::remove_all(path, ignored);
-  }
-  void commit() { fs::rename(path, final_); }
-  const std::string path;
-
- private:
-  const std::string final_;
 };
 
 TokenStream open_split(const Json& split, const std::string& directory, int width) {
@@ -261,10 +249,19 @@ TokenizeProgress tokenize(const TokenizeOptions& options, const Report& report) 
   PRISM_CHECK(options.threads >= 1, "tokenize: expected at least 1 thread, got ", options.threads);
   std::vector<std::string> files = list_text_files(options.inputs);
   PRISM_CHECK(!files.empty(), "tokenize: no input");
-  PartialDirectory directory(options.out);
-  const TokenizeProgress done = Job(options, std::move(files), directory.path, report).run();
-  directory.commit();
-  return done;
+  PRISM_CHECK(!fs::exists(options.out) || (fs::is_directory(options.out) && fs::is_empty(options.out)),
+              options.out, ": expected a directory that is empty or does not exist yet");
+  const std::string partial = options.out + ".partial";
+  fs::remove_all(partial);
+  fs::create_directories(partial);
+  try {
+    const TokenizeProgress done = Job(options, std::move(files), partial, report).run();
+    fs::rename(partial, options.out);
+    return done;
+  } catch (...) {
+    fs::remove_all(partial);
+    throw;
+  }
 }
 
 bool is_dataset(const std::string& path) { return fs::exists(path + "/dataset.json"); }

@@ -4,11 +4,10 @@
 
 #include <cstdint>
 #include <functional>
-#include <optional>
 #include <string>
 #include <vector>
 
-#include "data/loader.h"
+#include "data/shards.h"
 #include "data/text.h"
 #include "data/tokenizer.h"
 
@@ -48,24 +47,5 @@ struct Dataset {
 bool is_dataset(const std::string& path);
 // Opens a data set; throws when a shard or the tokenizer disagrees with dataset.json.
 Dataset open_dataset(const std::string& directory);
-
-struct SourceOptions {
-  bool raw_u16 = false;  // .bin files are uint16 ids without a header
-  // Without validation data of their own, keep the last tenth of each file for it; false: all is in both.
-  bool hold_out = true;
-};
-
-struct Sources {
-  std::optional<Tokenizer> tokenizer;  // of the text and data sets; none when there are only .bin files
-  std::vector<WeightedStream> train;   // one stream, or one for each weighted path
-  TokenStream val;
-};
-
-// What --data and --val name: data set directories, .bin shards, text files and directories of them
-// (tokenized here, a file is a document; .jsonl holds many), each with an optional weight, "PATH:0.7". Text
-// goes through `tokenizer`, else a data set's, else bytes. Throws when a data set was made with another
-// tokenizer.
-Sources open_sources(const std::vector<std::string>& paths, std::optional<Tokenizer> tokenizer,
-                     const SourceOptions& options = {});
 
 }  // namespace prism

@@ -8,7 +8,6 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <cstdio>
 #include <cstring>
 
 #include "data/text.h"
@@ -17,7 +16,6 @@ namespace prism {
 namespace {
 
 constexpr int32_t kMagic16 = 20240520, kMagic32 = 20240801;
-constexpr int32_t kVersion16 = 1, kVersion32 = 7;
 using Header = std::array<int32_t, 256>;
 
 [[noreturn]] void foreign_id(const TokenSpan& span, int64_t i, int64_t vocab) {
@@ -51,15 +49,14 @@ TokenSpan open_shard(const std::string& path, bool raw_u16) {
   const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
   PRISM_CHECK(file >= 0, path, ": ", std::strerror(errno));
   struct stat info {};
-  const bool known = ::fstat(file, &info) == 0 && S_ISREG(info.st_mode);
+  const bool known = ::fstat(file, &info) == 0 && S_ISREG(info.st_mode) && info.st_size > 0;
   const auto size = static_cast<size_t>(known ? info.st_size : 0);
-  void* memory = size > 0 ? ::mmap(nullptr, size, PROT_READ, MAP_SHARED, file, 0) : nullptr;
+  void* memory = known ? ::mmap(nullptr, size, PROT_READ, MAP_SHARED, file, 0) : MAP_FAILED;
   ::close(file);
-  PRISM_CHECK(known, path, ": expected a file of token ids");
-  PRISM_CHECK(size > 0, path, ": empty, expected token ids");
+  PRISM_CHECK(known, path, ": expected a file of token ids, got ",
+              S_ISREG(info.st_mode) ? "an empty one" : "another thing");
   PRISM_CHECK(memory != MAP_FAILED, path, ": cannot map it: ", std::strerror(errno));
-  const std::shared_ptr<const void> owner(memory,
-                                          [size](const void* m) { ::munmap(const_cast<void*>(m), size); });
+  const std::shared_ptr<const void> owner(memory, [size](void* m) { ::munmap(m, size); });
 
   const char* bytes = static_cast<const char*>(memory);
   refuse_lfs_pointer({bytes, size}, path);
@@ -76,8 +73,8 @@ TokenSpan open_shard(const std::string& path, bool raw_u16) {
   const auto [magic, version, count] = header;
   PRISM_CHECK(magic == kMagic16 || magic == kMagic32, path, ": byte 0: expected the magic ", kMagic16, " or ",
               kMagic32, ", got ", magic);
-  PRISM_CHECK(version == 1 || (magic == kMagic32 && version == kVersion32), path,
-              ": byte 4: expected version ", magic == kMagic16 ? "1" : "7 or 1", ", got ", version);
+  PRISM_CHECK(version == 1 || (magic == kMagic32 && version == 7), path, ": byte 4: expected version ",
+              magic == kMagic16 ? "1" : "7 or 1", ", got ", version);
   span.width = magic == kMagic16 ? 2 : 4;
   span.count = count;
   const auto body = static_cast<int64_t>(size - sizeof(Header));
@@ -98,10 +95,7 @@ void ShardWriter::write(const void* bytes, size_t size) {
 }
 
 void ShardWriter::write_header() {
-  Header header{};
-  header[0] = width_ == 2 ? kMagic16 : kMagic32;
-  header[1] = width_ == 2 ? kVersion16 : kVersion32;
-  header[2] = static_cast<int32_t>(count_);
+  const Header header{width_ == 2 ? kMagic16 : kMagic32, width_ == 2 ? 1 : 7, static_cast<int32_t>(count_)};
   write(header.data(), sizeof header);
 }
 

@@ -25,15 +25,13 @@ struct TokenSpan {
   uint32_t operator[](int64_t i) const {
     return width == 2 ? static_cast<const uint16_t*>(data)[i] : static_cast<const uint32_t*>(data)[i];
   }
-  // Ids [begin, end).
-  TokenSpan slice(int64_t begin, int64_t end) const;
+  TokenSpan slice(int64_t begin, int64_t end) const;  // ids [begin, end)
 };
 
 TokenSpan span_of(std::vector<int32_t> ids, const std::string& file);
 
-// Maps a shard, or with `raw_u16` a nanoGPT file: uint16 ids and no header. Throws, naming the file, the
-// place and what was expected, for a wrong magic or version, a body that is not as long as the header says, a
-// Git LFS pointer, or no ids.
+// Maps a shard, or with `raw_u16` a nanoGPT file: uint16 ids and no header. Throws, naming file and place,
+// for a wrong magic or version, a body that is not as long as the header says, a Git LFS pointer, or no ids.
 TokenSpan open_shard(const std::string& path, bool raw_u16 = false);
 
 // Writes a shard. Its header says 0 ids, which no reader accepts, until finish(). Every failed write throws.
@@ -41,6 +39,7 @@ class ShardWriter {
  public:
   ShardWriter(std::string path, int width);
   void append(const int32_t* ids, int64_t count);
+  const std::string& path() const { return path_; }
   int64_t count() const { return count_; }
   void finish();
 
@@ -60,8 +59,7 @@ class TokenStream {
   void append(const TokenStream& other);
   int64_t size() const { return size_; }
   const std::vector<TokenSpan>& spans() const { return spans_; }
-  // Copies ids [begin, begin + count) to `out`. Throws, naming file and position, when one is not below
-  // `vocab`.
+  // Copies ids [begin, begin + count). Throws, naming file and position, when one is not below `vocab`.
   void copy(int64_t begin, int64_t count, int64_t vocab, int32_t* out) const;
   // Throws as copy() does, having looked at the first `count` ids of each span.
   void check_ids(int64_t vocab, int64_t count) const;

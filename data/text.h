@@ -1,5 +1,4 @@
-// Documents from files: .jsonl and .json (an object is a document) and plain text (a file is one), also as
-// .zst.
+// Documents from files, also .zst: an object in .jsonl and .json is one, a plain text is one.
 #pragma once
 
 #include <cstdint>
@@ -23,8 +22,8 @@ void refuse_lfs_pointer(std::string_view head, const std::string& path);
 // The file's content; throws with the path and the system's reason.
 std::string read_file(const std::string& path);
 
-// The files that the user named: a file itself, "-" (standard input), what a glob matches, and the files
-// below a directory, sorted, without hidden ones and those that don't look like text. Throws for a name that
+// The files that the user named: a file itself, "-" (standard input), those that a glob matches, and those
+// below a directory, sorted, without hidden ones and what doesn't look like text. Throws for a name that
 // gives none.
 std::vector<std::string> list_text_files(const std::vector<std::string>& names);
 
@@ -41,10 +40,9 @@ struct Document {
   bool continues = false;  // the next part of the document before, a long plain text
 };
 
-// Hands out the documents of files one after another. Memory is bounded for any file size: a JSON object may
-// have 32 MiB, a plain text comes in parts of about 4 MiB. Throws, with file and line or byte, for what
-// cannot be read, is truncated or corrupt, and for a document that is not JSON, lacks the field, or is not
-// UTF-8.
+// Hands out the documents of files one after another. Memory holds one document, or of a plain text, which
+// comes in parts, about 4 MiB. Throws, with file and line (.jsonl), number of the object (.json) or byte, for
+// what cannot be read, is truncated or corrupt, is not JSON, lacks the field, or is not UTF-8.
 class DocumentReader {
  public:
   DocumentReader(std::vector<std::string> files, ReadOptions options);
@@ -54,27 +52,24 @@ class DocumentReader {
   double fraction() const;                      // read of the files' bytes; 0 when their sizes are unknown
 
  private:
-  class Bytes;  // the open file, decompressed
+  struct Input;
   enum class Form { lines, objects, text };
-
   void open(const std::string& file);
-  bool fill();
-  size_t next_line();
-  size_t next_object();
-  size_t next_part();
-  void parse(std::string_view record, Document& document) const;
+  // Each returns false at the file's end; `problem` says what is wrong with a document.
+  bool read_object(Document& document, std::string& problem);
+  bool read_part(Document& document, std::string& problem);
 
   std::vector<std::string> files_;
   ReadOptions options_;
   size_t opened_ = 0;
   int64_t bytes_done_ = 0, bytes_total_ = 0, skipped_ = 0;
   // of the open file
-  std::unique_ptr<Bytes> bytes_;
-  std::string path_, buffer_;  // what is read and not yet handed out: buffer_[at_, end)
-  size_t at_ = 0;
-  int64_t offset_ = 0, line_ = 0;  // of buffer_[at_]
+  std::unique_ptr<Input> input_;
   Form form_ = Form::text;
-  bool ended_ = false, in_list_ = false, continues_ = false;
+  int64_t number_ = 0;  // line or object
+  bool in_list_ = false;
+  std::string text_;    // read, and not handed out
+  int64_t offset_ = 0;  // of text_
 };
 
 }  // namespace prism

@@ -3,7 +3,6 @@
 #include <sentencepiece_trainer.h>
 
 #include <cmath>
-#include <cstdio>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -22,20 +21,19 @@ constexpr std::string_view kSpace = "\xe2\x96\x81";  // U+2581, which stands for
 
 bool printable(char c) { return c > ' ' && c <= '~'; }
 
-bool holds_space_after_text(std::string_view piece) {
-  const size_t text = piece.find_first_not_of(kSpace);  // bytes of U+2581 don't occur alone in ASCII
-  return text != piece.npos && piece.find(kSpace, text) != piece.npos;
-}
-
 // The ids of segments that continue a text, for one model and thread.
 struct Cache {
   struct Hash : std::hash<std::string_view> {
     using is_transparent = void;
   };
   std::string model;  // its hash
-  std::unordered_map<std::string, std::vector<int>, Hash, std::equal_to<>> words;
+  std::unordered_map<std::string, std::vector<int>, Hash, std::equal_to<>> ids;
 };
-constexpr size_t kCachedWords = 400000, kCachedBytes = 40;
+constexpr size_t kCachedSegments = 40000, kCachedBytes = 40;
+
+void check(const sentencepiece::util::Status& status) {
+  PRISM_CHECK(status.ok(), "tokenizer: ", status.message());
+}
 
 // Lines of the texts, as the SentencePiece trainer asks for them.
 class Lines : public sentencepiece::SentenceIterator {
@@ -45,13 +43,8 @@ class Lines : public sentencepiece::SentenceIterator {
   const std::string& value() const override { return line_; }
   sentencepiece::util::Status status() const override { return {}; }
   void Next() override {
-    while (at_ >= text_.size()) {
-      at_ = 0;
-      if (!next_(text_)) {
-        done_ = true;
-        return;
-      }
-    }
+    for (; at_ >= text_.size(); at_ = 0)
+      if ((done_ = !next_(text_))) return;
     const size_t end = std::min(text_.find('\n', at_), text_.size());
     line_ = text_.substr(at_, end - at_);
     at_ = end + 1;
@@ -68,91 +61,78 @@ class Lines : public sentencepiece::SentenceIterator {
 
 struct Tokenizer::Model {
   SentencePieceProcessor pieces;
-  std::string content;  // of the .model file
-  bool cut_spaces = false, cut_newlines = false;
+  const std::string content;  // of the .model file
+  // Where a text may be cut. No piece reaches across "x y" when none holds a space after text, and the space
+  // of a lone "y" comes from the dummy prefix. None reaches across a newline that is a byte piece behind the
+  // dummy prefix; such a model must also leave white space as it is.
+  bool cut_spaces, cut_newlines;
   bool byte_pair = true;  // scores are merge ranks: the ids of a segment depend on nothing outside
   int32_t anchor = -1;    // a piece that decodes to its own text, anchor_size bytes, wherever it stands
   size_t anchor_size = 0;
 
+  Model(std::string file_content, const std::string& where) : content(std::move(file_content)) {
+    refuse_lfs_pointer(content, where);
+    PRISM_CHECK(!content.empty() && pieces.LoadFromSerializedProto(content).ok(), where,
+                ": expected a SentencePiece model, and it does not load as one");
+    PRISM_CHECK(pieces.bos_id() >= 0 && pieces.eos_id() >= 0, where,
+                ": expected a bos and an eos piece, got ids ", pieces.bos_id(), " and ", pieces.eos_id());
+    std::vector<int> twice = encode("a"), newline = encode("\n");
+    twice.insert(twice.end(), twice.begin(), twice.end());
+    cut_spaces = encode("a a") == twice;
+    const std::string spaced = "  a \u3000 \n b ";
+    cut_newlines = newline.size() == 2 && pieces.IdToPiece(newline[0]) == kSpace &&
+                   pieces.IsByte(newline[1]) && decode(encode(spaced)) == spaced;
+    for (int id = 0; id < pieces.GetPieceSize(); ++id) {
+      const std::string_view piece = pieces.IdToPiece(id);
+      const size_t text = std::min(piece.find_first_not_of(kSpace), piece.size());
+      cut_spaces = cut_spaces && piece.find(kSpace, text) == piece.npos;
+      cut_newlines = cut_newlines && piece.find('\n') == piece.npos;
+      byte_pair = byte_pair && pieces.GetScore(id) == std::floor(pieces.GetScore(id));
+      const bool plain = !pieces.IsControl(id) && !pieces.IsUnknown(id) && !pieces.IsByte(id) && text == 0;
+      if (anchor < 0 && plain && decode({id}) == piece) anchor = id, anchor_size = piece.size();
+    }
+    PRISM_CHECK(anchor >= 0, where, ": it has no piece of plain text");
+  }
+
   std::vector<int> encode(std::string_view text) const {
     std::vector<int> ids;
-    const auto status = pieces.Encode(text, &ids);
-    PRISM_CHECK(status.ok(), "tokenizer: ", status.message());
+    check(pieces.Encode(text, &ids));
     return ids;
   }
   std::string decode(const std::vector<int>& ids) const {
     std::string text;
-    const auto status = pieces.Decode(ids, &text);
-    PRISM_CHECK(status.ok(), "tokenizer: ", status.message());
+    check(pieces.Decode(ids, &text));
     return text;
   }
-
   bool can_cut(std::string_view text, size_t p) const {
     return (text[p] == ' ' && cut_spaces && printable(text[p - 1]) && printable(text[p + 1])) ||
            (text[p] == '\n' && cut_newlines);
   }
-
-  // Finds where a text may be cut. No piece reaches across "x y" when none holds a space after text, and the
-  // space of "y" alone comes from the dummy prefix. None reaches across a newline that is always a byte piece
-  // of its own; that model must also leave white space as it is.
-  void learn() {
-    cut_spaces = true;
-    for (int id = 0; id < pieces.GetPieceSize(); ++id) {
-      const std::string& piece = pieces.IdToPiece(id);
-      if (holds_space_after_text(piece)) cut_spaces = false;
-      byte_pair = byte_pair && pieces.GetScore(id) == std::floor(pieces.GetScore(id));
-      const bool plain = !pieces.IsControl(id) && !pieces.IsUnknown(id) && !pieces.IsByte(id);
-      if (anchor < 0 && plain && piece.find(kSpace) == piece.npos && decode({id}) == piece)
-        anchor = id, anchor_size = piece.size();
-    }
-    auto twice = encode("a");
-    twice.insert(twice.end(), twice.begin(), twice.end());
-    cut_spaces = cut_spaces && encode("a a") == twice;
-    const std::vector<int> newline = encode("\n"), two = encode("\n\n");
-    const std::string spaced = "  a \u3000 \n b ";
-    cut_newlines = newline.size() == 2 && two.size() == 3 && pieces.IdToPiece(newline[0]) == kSpace &&
-                   pieces.IsByte(newline[1]) && decode(encode(spaced)) == spaced;
-  }
 };
 
-Tokenizer Tokenizer::from_model(std::string content, const std::string& where) {
-  refuse_lfs_pointer(content, where);
-  const auto model = std::make_shared<Model>();
-  PRISM_CHECK(!content.empty() && model->pieces.LoadFromSerializedProto(content).ok(), where,
-              ": expected a SentencePiece model, and it does not load as one");
-  model->content = std::move(content);
-  model->learn();
-  Tokenizer t;
-  t.name_ = "sentencepiece";
-  char digits[17];
-  std::snprintf(digits, sizeof digits, "%016llx", static_cast<unsigned long long>(fnv1a(model->content)));
-  t.hash_ = digits;
-  t.vocab_ = model->pieces.GetPieceSize();
-  t.bos_ = model->pieces.bos_id(), t.eos_ = model->pieces.eos_id();
-  PRISM_CHECK(t.bos_ >= 0 && t.eos_ >= 0, where, ": expected a bos and an eos piece, got ids ", t.bos_,
-              " and ", t.eos_);
-  PRISM_CHECK(model->anchor >= 0, where, ": it has no piece of plain text");
-  t.model_ = model;
-  return t;
-}
+Tokenizer::Tokenizer(std::shared_ptr<const Model> model)
+    : model_(std::move(model)),
+      hash_(cat(std::hex, fnv1a(model_->content))),
+      vocab_(model_->pieces.GetPieceSize()),
+      bos_(model_->pieces.bos_id()),
+      eos_(model_->pieces.eos_id()) {}
 
 bool Tokenizer::lies_in(const std::string& directory) {
-  return fs::exists(fs::path(directory) / "tokenizer.model") ||
-         fs::exists(fs::path(directory) / "tokenizer.json");
+  return fs::exists(directory + "/tokenizer.model") || fs::exists(directory + "/tokenizer.json");
 }
 
 Tokenizer Tokenizer::load(const std::string& name_or_path) {
   if (name_or_path == "byte") return {};
-  const fs::path path = name_or_path;
-  if (!fs::is_directory(path)) return from_model(read_file(path), path);
-  if (fs::exists(path / "tokenizer.model"))
-    return from_model(read_file(path / "tokenizer.model"), path / "tokenizer.model");
-  const std::string file = path / "tokenizer.json";
-  PRISM_CHECK(fs::exists(file), path.string(), ": no tokenizer.model or tokenizer.json in it");
+  std::string file = name_or_path;
+  if (fs::is_directory(file)) {
+    PRISM_CHECK(lies_in(file), file, ": no tokenizer.model or tokenizer.json in it");
+    file += fs::exists(file + "/tokenizer.model") ? "/tokenizer.model" : "/tokenizer.json";
+  }
+  if (!file.ends_with(".json")) return Tokenizer(std::make_shared<const Model>(read_file(file), file));
   const auto json = nlohmann::json::parse(read_file(file), nullptr, false);
-  PRISM_CHECK(json.is_object() && json.value("type", nlohmann::json()) == "byte", file,
-              ": expected {\"type\": \"byte\"}; other tokenizers are read from a SentencePiece "
-              "tokenizer.model only");
+  PRISM_CHECK(
+      json.is_object() && json.value("type", nlohmann::json()) == "byte", file,
+      ": expected {\"type\": \"byte\"}; other tokenizers are read as a SentencePiece tokenizer.model");
   return {};
 }
 
@@ -162,7 +142,7 @@ std::string Tokenizer::content() const {
 }
 
 void Tokenizer::save_into(const std::string& directory) const {
-  const std::string path = fs::path(directory) / file();
+  const std::string path = directory + "/" + file();
   std::ofstream out(path, std::ios::binary);
   PRISM_CHECK((out << content()).flush(), path, ": cannot write it");
 }
@@ -171,7 +151,7 @@ std::string Tokenizer::train(int64_t vocab, const std::function<bool(std::string
   sentencepiece::SetRandomGeneratorSeed(0);
   Lines lines(next);
   std::string content;
-  const auto status = sentencepiece::SentencePieceTrainer::Train(
+  check(sentencepiece::SentencePieceTrainer::Train(
       {{"model_type", "bpe"},
        {"vocab_size", std::to_string(vocab)},
        {"byte_fallback", "true"},
@@ -183,8 +163,7 @@ std::string Tokenizer::train(int64_t vocab, const std::function<bool(std::string
        {"input_sentence_size", "1000000"},  // a sample of the lines, so that memory stays bounded
        {"shuffle_input_sentence", "true"},
        {"minloglevel", "2"}},
-      &lines, &content);
-  PRISM_CHECK(status.ok(), "tokenize train: ", status.message());
+      &lines, &content));
   return content;
 }
 
@@ -213,25 +192,23 @@ void Tokenizer::encode(std::string_view text, std::vector<int32_t>& ids, bool co
     for (const char c : text) ids.push_back(static_cast<unsigned char>(c));
     return;
   }
-  // Most words have been encoded before, in the same way.
-  thread_local Cache cache;
-  if (cache.model != hash_ || cache.words.size() > kCachedWords) cache = {hash_, {}};
+  thread_local Cache cache;  // most words have been encoded before, in the same way
+  if (cache.model != hash_ || cache.ids.size() > kCachedSegments) cache = {hash_, {}};
   for (; !text.empty(); continues = true) {
     const std::string_view segment = text.substr(0, segment_end(text));
     text.remove_prefix(segment.size());
-    auto found = cache.words.find(segment);
-    if (!continues || found == cache.words.end()) {
+    std::vector<int> fresh;
+    const auto known = continues ? cache.ids.find(segment) : cache.ids.end();
+    if (known == cache.ids.end()) {
       // The dummy prefix stands for the space of "x y"; before a newline it is dropped.
-      const bool after_space = continues && segment[0] == ' ';
-      std::vector<int> fresh = model_->encode(segment.substr(after_space ? 1 : 0));
-      if (continues && !after_space) fresh.erase(fresh.begin());
-      if (!continues || segment.size() > kCachedBytes) {
-        ids.insert(ids.end(), fresh.begin(), fresh.end());
-        continue;
-      }
-      found = cache.words.emplace(segment, std::move(fresh)).first;
+      const bool space = continues && segment[0] == ' ';
+      fresh = model_->encode(segment.substr(space ? 1 : 0));
+      if (continues && !space) fresh.erase(fresh.begin());
     }
-    ids.insert(ids.end(), found->second.begin(), found->second.end());
+    const std::vector<int>& found = known == cache.ids.end() ? fresh : known->second;
+    ids.insert(ids.end(), found.begin(), found.end());
+    if (continues && !fresh.empty() && segment.size() <= kCachedBytes)
+      cache.ids.emplace(segment, std::move(fresh));
   }
 }
 
@@ -265,7 +242,7 @@ std::string StreamDecoder::take(size_t count) {
 }
 
 std::string StreamDecoder::next(int32_t id) {
-  PRISM_CHECK(id >= 0 && id < tokenizer_.vocab_, "decode: expected an id below ", tokenizer_.vocab_, ", got ",
+  PRISM_CHECK(id >= 0 && id < tokenizer_.vocab_, "decode: expected ids below ", tokenizer_.vocab_, ", got ",
               id);
   pending_.push_back(id);
   const auto& model = tokenizer_.model_;

@@ -15,10 +15,8 @@ class Tokenizer {
  public:
   // Bytes: byte b is id b, bos 256, eos 257, vocabulary 258.
   Tokenizer() = default;
-  // "byte", a SentencePiece .model file, or a directory (checkpoint, data set) that save_into() wrote to.
-  // Throws, naming the file, when it is none of these.
+  // "byte", a SentencePiece .model file, or a directory that save_into() wrote to; throws for anything else.
   static Tokenizer load(const std::string& name_or_path);
-  // Whether save_into() has written to `directory`.
   static bool lies_in(const std::string& directory);
   // Trains a byte-pair SentencePiece model of `vocab` pieces (bytes as fallback, text unchanged, unk 0, bos
   // 1, eos 2) on the texts that `next` hands out until it returns false; returns the .model file's content.
@@ -34,9 +32,8 @@ class Tokenizer {
   // Special ids (bos, eos) have no text. Throws for an id outside the vocabulary.
   std::string decode(const std::vector<int32_t>& ids) const;
 
-  const std::string& name() const { return name_; }  // "byte" or "sentencepiece"
-  // FNV-1a of the model file, 16 hexadecimal digits; of the name for bytes.
-  const std::string& hash() const { return hash_; }
+  const char* name() const { return model_ ? "sentencepiece" : "byte"; }
+  const std::string& hash() const { return hash_; }  // FNV-1a of the .model file, in hexadecimal
   int32_t vocab_size() const { return vocab_; }
   int32_t bos() const { return bos_; }
   int32_t eos() const { return eos_; }
@@ -48,22 +45,20 @@ class Tokenizer {
  private:
   friend class StreamDecoder;
   struct Model;  // a loaded SentencePiece model and what was found out about it
-  static Tokenizer from_model(std::string content, const std::string& where);
+  explicit Tokenizer(std::shared_ptr<const Model> model);
   size_t segment_end(std::string_view text) const;
 
   std::shared_ptr<const Model> model_;  // null: bytes
-  std::string name_ = "byte", hash_ = "6828a99c1e3216ff";
+  std::string hash_ = "byte";
   int32_t vocab_ = 258, bos_ = 256, eos_ = 257;
 };
 
-// Text of ids that arrive one by one: the pieces joined are decode() of all ids. Bytes of a character are
-// held back until it is complete.
+// Text of ids that arrive one by one, characters whole; joined it is decode() of all ids.
 class StreamDecoder {
  public:
   explicit StreamDecoder(Tokenizer tokenizer) : tokenizer_(std::move(tokenizer)) {}
   std::string next(int32_t id);
-  // What was held back; the stream starts afresh.
-  std::string finish();
+  std::string finish();  // what was held back; the stream starts afresh
 
  private:
   std::string take(size_t count);

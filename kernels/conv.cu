@@ -1,5 +1,5 @@
-// Two paths, chosen by shape. Fast: a thread owns N neighbouring channels (16 bytes) and walks kWalk tokens
-// of one row of the batch with the last W inputs in registers, so that each input is read once and the
+// Two paths, chosen by shape. Fast: a thread owns N neighbouring channels (8 or 16 bytes) and walks kWalk
+// tokens of one row of the batch with the last W inputs in registers, so that each input is read once and the
 // reverse pass stores no gradient of s; a head's norm is a shuffle over its lanes. Simple: a warp per token
 // and head reads every tap from memory; any width, any head, any alignment.
 #include "kernels/conv.h"
@@ -10,8 +10,9 @@ namespace prism::cuda {
 
 namespace {
 
-constexpr int kWalk = 32;  // tokens a thread walks; kSumTile / kWalk threads share a tile
-constexpr int kAhead = 4;  // tokens read ahead of their use
+constexpr int kWalk = 64;  // tokens a thread walks; kSumTile / kWalk threads share a tile
+constexpr int kAhead = 4;  // tokens read ahead of their use; as W = 4, so that windows turn without moves
+constexpr int kFastThreads = kWarp * (kSumTile / kWalk);
 constexpr float kEps = static_cast<float>(kL2NormEps);
 
 template <class T>
@@ -29,31 +30,34 @@ __device__ const T* input(const ConvArgs<T>& a, int64_t b, int64_t t, int64_t fi
 
 __device__ inline float silu_slope(float x, float open) { return open * (1.f + x * (1.f - open)); }
 
-// --- Fast path
-// ------------------------------------------------------------------------------------------------
+// --- Fast path ---
 
-// Where a thread stands: channels [channel, channel + N) and tokens [begin, end) of row b. A thread beyond
-// the channels or tokens has begin == end and still joins the shuffles.
+// Where a thread stands: channels [channel, channel + N) and `count` tokens of row b from `begin` on. A
+// thread beyond the channels or tokens has none and still joins the shuffles.
 template <int N, int W, class T>
 struct Walk {
-  int64_t b, channel, begin, end;
+  int64_t b, channel, begin;
+  int count, reach;    // reach: its tokens and the W - 1 after them, in the row
   float weight[W][N];  // weight[j] multiplies x_{t-j}
   float x[W][N];       // x[j] is x_{t-j}, 0 in another document
 
-  __device__ Walk(const ConvArgs<T>& a, int64_t walks) {
-    const unsigned walk = blockIdx.x * blockDim.y + threadIdx.y;
+  __device__ Walk(const ConvArgs<T>& a, int64_t walks, unsigned strips) {
+    // Blocks that follow each other share tokens: neighbouring strips of channels meet in the L2 cache.
+    const unsigned walk = blockIdx.x / strips * blockDim.y + threadIdx.y, strip = blockIdx.x % strips;
     b = walk / static_cast<unsigned>(walks);
     begin = (walk - b * walks) * kWalk;
-    channel = (static_cast<int64_t>(blockIdx.y) * blockDim.x + threadIdx.x) * N;
+    channel = (static_cast<int64_t>(strip) * blockDim.x + threadIdx.x) * N;
     const bool live = b < a.B && channel < a.channels && begin < a.T_len;
-    end = live ? min(begin + kWalk, a.T_len) : begin;
+    count = live ? static_cast<int>(min(static_cast<int64_t>(kWalk), a.T_len - begin)) : 0;
+    reach = live ? static_cast<int>(min(static_cast<int64_t>(count + W - 1), a.T_len - begin)) : 0;
     float taps[W * N];
     each<W * N>([&](int i) { taps[i] = 1.f; });
     if (live && a.weight) load_n<W * N>(a.weight + channel * W, taps);
     each<W, N>([&](int j, int i) { weight[j][i] = taps[i * W + W - 1 - j]; });
     if (live) look_back(a, begin, first_token(a, b, begin), x);
   }
-  // The window as the token t finds it: back[j] is x_{t-j}, j >= 1.
+  __device__ int64_t row(const ConvArgs<T>& a) const { return b * a.T_len + begin; }
+  // The window as token t finds it: back[j] is x_{t-j}, j >= 1.
   __device__ void look_back(const ConvArgs<T>& a, int64_t t, int64_t first, float (&back)[W][N]) const {
 #pragma unroll
     for (int j = 1; j < W; ++j) {
@@ -62,9 +66,20 @@ struct Walk {
       if (in) load_n<N>(in, back[j]);
     }
   }
-  __device__ void shift() {
-#pragma unroll
-    for (int j = W - 1; j > 0; --j) each<N>([&](int i) { x[j][i] = x[j - 1][i]; });
+  // Tokens of its document before token i of the walk, in this row.
+  __device__ int age(const ConvArgs<T>& a, int i) const {
+    const int t = static_cast<int>(begin) + i;
+    return a.start && i < reach ? t - a.start[row(a) + i] : t;
+  }
+  // The first token of the last document in the batch [from, from + kAhead).
+  __device__ int last_start(const ConvArgs<T>& a, int from) const {
+    return a.start && from + kAhead <= count ? a.start[row(a) + from + kAhead - 1] : 0;
+  }
+  // Whether the batch is the walk's own and in one document with the `depth` tokens before it. Asked by whole
+  // warps, which then leave out every test.
+  __device__ bool plain(int from, int last_start, int depth) const {
+    const bool mine = from + kAhead <= count && last_start <= max(static_cast<int>(begin) + from - depth, 0);
+    return __all_sync(0xffffffffu, mine);
   }
   __device__ void forget() {
 #pragma unroll
@@ -77,124 +92,146 @@ struct Walk {
   }
 };
 
-template <int N, int W, class T>
-__global__ void __launch_bounds__(128)
-    conv_forward_kernel(ConvArgs<T> a, int64_t walks, int steps, int lanes) {
-  Walk<N, W, T> walk(a, walks);
-  if (a.cache_out && walk.begin == 0 &&
-      walk.end > 0) {  // this thread alone has read the cache it may overwrite
+template <int W, int N>
+__device__ void shift(float (&window)[W][N]) {
+#pragma unroll
+  for (int j = W - 1; j > 0; --j) each<N>([&](int i) { window[j][i] = window[j - 1][i]; });
+}
+
+// kLanes: lanes of a head; 0: no norm; kAnyLanes: `lanes`, at run time.
+constexpr int kAnyLanes = -1;
+template <int kLanes>
+__device__ float head_sum(float x, int lanes) {
+  return team_sum(x, kLanes == kAnyLanes ? lanes : kLanes);
+}
+
+template <int N, int W, int kLanes, class T>
+__global__ void __launch_bounds__(kFastThreads)
+    conv_forward_kernel(ConvArgs<T> a, int64_t walks, unsigned strips, int steps, int lanes) {
+  Walk<N, W, T> walk(a, walks, strips);
+  if (a.cache_out && walk.begin == 0 && walk.count > 0) {  // no other thread reads what it may overwrite
     float back[W][N];
     walk.look_back(a, a.T_len, first_token(a, walk.b, a.T_len - 1), back);
 #pragma unroll
     for (int j = 1; j < W; ++j)
       store_n<N>(a.cache_out + (walk.b * (W - 1) + W - 1 - j) * a.channels + walk.channel, back[j]);
   }
+  const T* x = a.x[walk.row(a)] + walk.channel;
+  T* y = a.y + walk.row(a) * a.channels + walk.channel;
+  Packed<N, T> in[kAhead], next[kAhead];
+  const auto read = [&](int from) {
+#pragma unroll
+    for (int u = 0; u < kAhead; ++u, x += a.x.stride) {
+      next[u].clear();
+      if (from + u < walk.count) next[u].load(x);
+    }
+    return walk.last_start(a, from);
+  };
+  int next_start = read(0);
   for (int from = 0; from < steps; from += kAhead) {
-    Packed<N, T> in[kAhead];
-    bool opens[kAhead];
+    const int last_start = next_start;
+    each<kAhead>([&](int u) { in[u] = next[u]; });
+    next_start = read(from + kAhead);
+    const auto run = [&](auto plain) {
 #pragma unroll
-    for (int u = 0; u < kAhead; ++u) {
-      const int64_t t = walk.begin + from + u;
-      in[u].clear();
-      if (t < walk.end) in[u].load(a.x[walk.b * a.T_len + t] + walk.channel);
-      opens[u] = t < walk.end && t > 0 && a.start && a.start[walk.b * a.T_len + t] == t;
-    }
-#pragma unroll
-    for (int u = 0; u < kAhead; ++u) {
-      const int64_t t = walk.begin + from + u;
-      in[u].unpack(walk.x[0]);
-      if (opens[u]) walk.forget();
-      float s[N], square = 0;
-      walk.convolve(s);
-      each<N>([&](int i) {
-        s[i] *= sigmoid(s[i]);
-        square += s[i] * s[i];
-      });
-      if (a.head) {
-        const float factor = a.scale * rsqrtf(team_sum(square, lanes) + kEps);
-        each<N>([&](int i) { s[i] *= factor; });
+      for (int u = 0; u < kAhead; ++u, y += a.channels) {
+        in[u].unpack(walk.x[0]);
+        if (!plain && walk.begin + from + u > 0 && walk.age(a, from + u) == 0) walk.forget();
+        float s[N], square = 0;
+        walk.convolve(s);
+        each<N>([&](int i) {
+          s[i] *= sigmoid(s[i]);
+          square += s[i] * s[i];
+        });
+        if constexpr (kLanes != 0) {
+          const float factor = a.scale * rsqrtf(head_sum<kLanes>(square, lanes) + kEps);
+          each<N>([&](int i) { s[i] *= factor; });
+        }
+        if (plain || from + u < walk.count) store_n<N>(y, s);
+        shift(walk.x);
       }
-      if (t < walk.end) store_n<N>(a.y + (walk.b * a.T_len + t) * a.channels + walk.channel, s);
-      walk.shift();
-    }
+    };
+    walk.plain(from, last_start, 1) ? run(std::true_type{}) : run(std::false_type{});
   }
 }
 
 // Walks W - 1 tokens beyond its own, whose ds reach back into them. later[j] gathers dx_{t-j}.
-template <int N, int W, class T>
-__global__ void __launch_bounds__(128)
-    conv_backward_kernel(ConvArgs<T> a, ConvGrads<T> g, int64_t walks, int steps, int lanes) {
-  Walk<N, W, T> walk(a, walks);
+template <int N, int W, int kLanes, class T>
+__global__ void __launch_bounds__(kFastThreads, N * sizeof(T) == 8 ? 6 : 4)
+    conv_backward_kernel(ConvArgs<T> a, ConvGrads<T> g, int64_t walks, unsigned strips, int steps,
+                         int lanes) {
+  Walk<N, W, T> walk(a, walks, strips);
   float dweight[W][N], later[W][N];
   each<W, N>([&](int j, int i) { dweight[j][i] = later[j][i] = 0.f; });
-  const int64_t reach = walk.begin < walk.end ? min(walk.end + W - 1, a.T_len) : walk.end;
+  const T* x = a.x[walk.row(a)] + walk.channel;
+  const T* dy = g.dy + walk.row(a) * a.channels + walk.channel;
+  T* dx = g.dx[walk.row(a) - (W - 1)] + walk.channel;
+  Packed<N, T> in[kAhead], back[kAhead], next[kAhead], next_back[kAhead];
+  const auto read = [&](int from) {
+#pragma unroll
+    for (int u = 0; u < kAhead; ++u, x += a.x.stride, dy += a.channels) {
+      next[u].clear(), next_back[u].clear();
+      if (from + u < walk.reach) next[u].load(x), next_back[u].load(dy);
+    }
+    return walk.last_start(a, from);
+  };
+  int next_start = read(0);
   for (int from = 0; from < steps; from += kAhead) {
-    Packed<N, T> in[kAhead], dy[kAhead];
-    bool opens[kAhead];
+    const int last_start = next_start;
+    each<kAhead>([&](int u) { in[u] = next[u], back[u] = next_back[u]; });
+    next_start = read(from + kAhead);
+    const auto run = [&](auto plain) {
 #pragma unroll
-    for (int u = 0; u < kAhead; ++u) {
-      const int64_t t = walk.begin + from + u;
-      in[u].clear(), dy[u].clear();
-      if (t < reach) {
-        in[u].load(a.x[walk.b * a.T_len + t] + walk.channel);
-        dy[u].load(g.dy + (walk.b * a.T_len + t) * a.channels + walk.channel);
+      for (int u = 0; u < kAhead; ++u, dx += g.dx.stride) {
+        const int age = plain ? W : walk.age(a, from + u), done = from + u - (W - 1);
+        in[u].unpack(walk.x[0]);
+        if (!plain && walk.begin + from + u > 0 && age == 0) walk.forget();
+        float s[N], open[N], d[N], square = 0, along = 0;
+        walk.convolve(s);
+        back[u].unpack(d);
+        each<N>([&](int i) {
+          open[i] = sigmoid(s[i]);
+          const float z = s[i] * open[i];
+          square += z * z;
+          along += z * d[i];
+        });
+        if constexpr (kLanes != 0) {  // y = scale z / |z|: dz = scale / |z| (dy - z <z, dy> / |z|^2)
+          const float inverse = rsqrtf(head_sum<kLanes>(square, lanes) + kEps), factor = a.scale * inverse;
+          along = head_sum<kLanes>(along, lanes) * inverse * inverse;
+          each<N>([&](int i) { d[i] = factor * (d[i] - s[i] * open[i] * along); });
+        }
+        each<N>([&](int i) {
+          d[i] *= silu_slope(s[i], open[i]);
+          later[0][i] = walk.weight[0][i] * d[i];
+        });
+#pragma unroll
+        for (int j = 1; j < W; ++j)
+          if (age >= j) each<N>([&](int i) { later[j][i] += walk.weight[j][i] * d[i]; });
+        if (plain || from + u < walk.count)
+          each<W, N>([&](int j, int i) { dweight[j][i] += d[i] * walk.x[j][i]; });
+        if (plain || (done >= 0 && done < walk.count)) store_n<N>(dx, later[W - 1]);
+        shift(later);
+        shift(walk.x);
       }
-      opens[u] = t < reach && t > 0 && a.start && a.start[walk.b * a.T_len + t] == t;
-    }
-#pragma unroll
-    for (int u = 0; u < kAhead; ++u) {
-      const int64_t t = walk.begin + from + u;
-      in[u].unpack(walk.x[0]);
-      if (opens[u]) walk.forget();
-      float s[N], d[N], square = 0, along = 0;
-      walk.convolve(s);
-      dy[u].unpack(d);
-      each<N>([&](int i) {
-        const float y = s[i] * sigmoid(s[i]);
-        square += y * y;
-        along += y * d[i];
-      });
-      float factor = 1.f, back = 0.f;
-      if (a.head) {  // y = scale z / |z|: dz = scale / |z| (dy - z <z, dy> / |z|^2)
-        const float inverse = rsqrtf(team_sum(square, lanes) + kEps);
-        factor = a.scale * inverse;
-        back = team_sum(along, lanes) * inverse * inverse;
-      }
-      each<N>([&](int i) {
-        const float open = sigmoid(s[i]);
-        d[i] = factor * (d[i] - s[i] * open * back) * silu_slope(s[i], open);
-        later[0][i] = walk.weight[0][i] * d[i];
-      });
-      if (!opens[u]) {
-#pragma unroll
-        for (int j = 1; j < W; ++j) each<N>([&](int i) { later[j][i] += walk.weight[j][i] * d[i]; });
-      }
-      if (t < walk.end) each<W, N>([&](int j, int i) { dweight[j][i] += d[i] * walk.x[j][i]; });
-      const int64_t done = t - (W - 1);
-      if (done >= walk.begin && done < walk.end)
-        store_n<N>(g.dx[walk.b * a.T_len + done] + walk.channel, later[W - 1]);
-#pragma unroll
-      for (int j = W - 1; j > 0; --j) each<N>([&](int i) { later[j][i] = later[j - 1][i]; });
-      walk.shift();
-    }
+    };
+    from > 0 && walk.plain(from, last_start, W - 1) ? run(std::true_type{}) : run(std::false_type{});
   }
   if (!g.dweight) return;
   // The walks of a tile are added in order.
-  __shared__ float sums[128][N * W + 1];
-  const int me = threadIdx.y * blockDim.x + threadIdx.x;
+  __shared__ float sums[kFastThreads][N * W + 1];
+  const int me = static_cast<int>(threadIdx.y * blockDim.x + threadIdx.x);
   each<W, N>([&](int j, int i) { sums[me][i * W + W - 1 - j] = dweight[j][i]; });
   __syncthreads();
   if (walk.channel >= a.channels) return;
-  float* partial = g.partial + (static_cast<int64_t>(blockIdx.x) * a.channels + walk.channel) * W;
-  for (int c = threadIdx.y; c < N * W; c += blockDim.y) {
+  float* partial = g.partial + (static_cast<int64_t>(blockIdx.x / strips) * a.channels + walk.channel) * W;
+  for (int c = static_cast<int>(threadIdx.y); c < N * W; c += static_cast<int>(blockDim.y)) {
     float sum = 0;
-    for (int y = 0; y < blockDim.y; ++y) sum += sums[y * blockDim.x + threadIdx.x][c];
+    for (int y = 0; y < static_cast<int>(blockDim.y); ++y) sum += sums[y * blockDim.x + threadIdx.x][c];
     partial[c] = sum;
   }
 }
 
-// --- Simple path
-// ----------------------------------------------------------------------------------------------
+// --- Simple path ---
 
 // A warp's work: one token and one head, or all its channels when there is no norm.
 template <class T>
@@ -279,59 +316,74 @@ __global__ void conv_simple_backward_kernel(ConvArgs<T> a, ConvGrads<T> g) {
   }
 }
 
-// Calls fn(Int<W>) when the fast path can take this shape, and says whether it did.
-template <class T, class Fn>
-bool fast(const ConvArgs<T>& a, bool rows_aligned, Fn&& fn) {
-  const int64_t lanes = a.head / kVec<T>;
-  if (!rows_aligned || a.channels % kVec<T> != 0 || a.head % kVec<T> != 0) return false;
-  if (lanes > kWarp || (lanes & (lanes - 1)) != 0) return false;
-  if (a.weight && a.W == 4) return fn(Int<4>{}), true;
-  if (a.W == 1) return fn(Int<1>{}), true;
-  return false;
-}
-template <class T>
+template <int N, class T>
 struct FastLaunch {
-  int64_t walks;  // of a row
-  dim3 block, grid;
-  int lanes = 1;
-  explicit FastLaunch(const ConvArgs<T>& a) {
-    const int64_t vectors = a.channels / kVec<T>;
-    walks = sum_tiles(a.T_len) * (kSumTile / kWalk);
-    block = dim3(1, kSumTile / kWalk);
+  int64_t walks;    // of a row
+  unsigned strips;  // of block.x threads each, over the channels
+  int lanes;        // of a head
+  dim3 block{1, kSumTile / kWalk}, grid;
+  explicit FastLaunch(const ConvArgs<T>& a)
+      : walks(sum_tiles(a.T_len) * (kSumTile / kWalk)), lanes(static_cast<int>(a.head / N)) {
+    const int64_t vectors = a.channels / N;
     while (block.x < kWarp && block.x < vectors) block.x *= 2;
-    grid = dim3(grid_for(a.B * walks, block.y), grid_for(vectors, block.x));
-    if (a.head) lanes = static_cast<int>(a.head / kVec<T>);
+    strips = grid_for(vectors, static_cast<int>(block.x));
+    grid = grid_for(conv_partials(a.B, a.T_len) * strips, 1);
   }
 };
+
+// Calls fn(FastLaunch<N, T>, Int<N>, Int<W>, Int<kLanes>) when the fast path can take this shape, and says
+// whether it did. 8 bytes a thread leave room for more threads; a head wider than a warp of them takes 16.
+template <class T, class Fn>
+bool fast(const ConvArgs<T>& a, bool rows_aligned, Fn&& fn) {
+  if (!rows_aligned || a.channels % kVec<T> != 0 || a.head % kVec<T> != 0) return false;
+  const auto with_n = [&](auto n) {
+    const FastLaunch<n, T> launch(a);
+    if (launch.lanes > kWarp || (launch.lanes & (launch.lanes - 1)) != 0) return false;
+    const auto with_w = [&](auto w) {
+      if (launch.lanes == 0)
+        fn(launch, n, w, Int<0>{});
+      else if (launch.lanes == kWarp)
+        fn(launch, n, w, Int<kWarp>{});
+      else
+        fn(launch, n, w, Int<kAnyLanes>{});
+      return true;
+    };
+    if (a.W == 4 && a.weight) return with_w(Int<4>{});
+    return a.W == 1 && with_w(Int<1>{});
+  };
+  return with_n(Int<4>{}) || (kVec<T> == 8 && with_n(Int<kVec<T>>{}));
+}
 
 }  // namespace
 
 template <class T>
 void conv_forward(const ConvArgs<T>& a) {
   if (a.B * a.T_len * a.channels == 0) return;
-  if (!fast(a, aligned(a.y, a.cache_out, a.x, a.weight, a.cache_in), [&](auto W) {
-        const FastLaunch<T> launch(a);
-        const int steps = static_cast<int>(std::min<int64_t>(kWalk, a.T_len));
-        conv_forward_kernel<kVec<T>, W>
-            <<<launch.grid, launch.block, 0, stream()>>>(a, launch.walks, steps, launch.lanes);
-      })) {
-    const int64_t warps = a.B * a.T_len * (a.head ? a.channels / a.head : 1);
-    conv_simple_kernel<<<grid_for(warps * kWarp, 256), 256, 0, stream()>>>(a, ConvGrads<T>{});
-    CUDA_CHECK_LAUNCH();
-    if (a.cache_out) conv_cache_kernel<<<grid_for(a.B * a.channels, 256), 256, 0, stream()>>>(a);
-  }
+  const bool done = fast(a, aligned(a.y, a.cache_out, a.x, a.weight, a.cache_in),
+                         [&](const auto& launch, auto N, auto W, auto lanes) {
+                           const int steps = static_cast<int>(std::min<int64_t>(kWalk, a.T_len));
+                           conv_forward_kernel<N, W, lanes><<<launch.grid, launch.block, 0, stream()>>>(
+                               a, launch.walks, launch.strips, steps, launch.lanes);
+                         });
+  CUDA_CHECK_LAUNCH();
+  if (done) return;
+  const int64_t warps = a.B * a.T_len * (a.head ? a.channels / a.head : 1);
+  conv_simple_kernel<<<grid_for(warps * kWarp, 256), 256, 0, stream()>>>(a, ConvGrads<T>{});
+  CUDA_CHECK_LAUNCH();
+  if (a.cache_out && a.W > 1) conv_cache_kernel<<<grid_for(a.B * a.channels, 256), 256, 0, stream()>>>(a);
   CUDA_CHECK_LAUNCH();
 }
 
 template <class T>
 void conv_backward(const ConvArgs<T>& a, const ConvGrads<T>& g) {
   if (a.B * a.T_len * a.channels == 0) return;
-  if (!fast(a, aligned(g.dx, g.dy, a.x, a.weight, a.cache_in), [&](auto W) {
-        const FastLaunch<T> launch(a);
-        const int steps = static_cast<int>(std::min<int64_t>(kWalk, a.T_len)) + W - 1;
-        conv_backward_kernel<kVec<T>, W>
-            <<<launch.grid, launch.block, 0, stream()>>>(a, g, launch.walks, steps, launch.lanes);
-      })) {
+  const bool done = fast(a, aligned(g.dx, g.dy, a.x, a.weight, a.cache_in),
+                         [&](const auto& launch, auto N, auto W, auto lanes) {
+                           const int steps = static_cast<int>(std::min<int64_t>(kWalk, a.T_len)) + W - 1;
+                           conv_backward_kernel<N, W, lanes><<<launch.grid, launch.block, 0, stream()>>>(
+                               a, g, launch.walks, launch.strips, steps, launch.lanes);
+                         });
+  if (!done) {
     const int64_t warps = a.B * a.T_len * (a.head ? a.channels / a.head : 1);
     conv_simple_kernel<<<grid_for(warps * kWarp, 256), 256, 0, stream()>>>(a, g);
     CUDA_CHECK_LAUNCH();

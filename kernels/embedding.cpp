@@ -19,6 +19,7 @@ void embedding_backward(acc_t<T>* dtable, const T* dx, const int32_t* tokens, co
   parallel_tiles(n, 256, [&](int64_t begin, int64_t end) {
     int64_t i = begin;
     while (i < end && i > 0 && tokens[order[i]] == tokens[order[i - 1]]) ++i;
+    if (i == end) return;
     while (i < end || (i < n && i > begin && tokens[order[i]] == tokens[order[i - 1]])) {
       array(dtable + tokens[order[i]] * D, D) += array(dx + order[i] * D, D);
       ++i;

@@ -6,9 +6,6 @@ namespace prism::cuda {
 
 namespace {
 
-constexpr int kWarps = 16;       // of a block of the reverse pass
-constexpr int kLongRun = kWarp;  // a run of this length or more is shared by its block
-
 template <class T>
 struct Lookup {
   static constexpr int kInputs = 1;
@@ -26,80 +23,90 @@ struct Lookup {
   }
 };
 
-// The end of the run of equal tokens that begins at `begin`, by the whole warp: every lane tests one position
-// of the range, then the range is that between two lanes.
-__device__ int64_t run_end(const int32_t* tokens, const int32_t* order, int64_t n, int64_t begin) {
+// The gradient sums runs of equal tokens in `order`. A run shorter than kLong has one warp, a longer one a
+// block for each strip of columns. Each is summed in one order and its row of the table written by one
+// thread.
+constexpr int64_t kLong = 256;
+constexpr int kWarps = 8;       // of a block of short runs
+constexpr int kStripLanes = 4;  // of a block of long runs: 64 bytes of a row, two memory sectors
+constexpr int kLongThreads = 512;
+
+// A warp takes the run that begins at its position, if one does.
+template <int N, int S, class T>
+__global__ void __launch_bounds__(kWarps* kWarp)
+    short_runs_kernel(float* dtable, const T* dx, const int32_t* tokens, const int32_t* order, int64_t n,
+                      int64_t D) {
+  const int64_t begin = static_cast<int64_t>(blockIdx.x) * kWarps + threadIdx.x / kWarp;
+  if (begin >= n) return;
   const int32_t token = tokens[order[begin]];
-  int64_t low = begin, step = 1;  // low is in the run; first its next 32 positions, then all that are left
-  while (true) {
-    const int64_t at = low + step * (threadIdx.x + 1);
-    const int inside = __popc(__ballot_sync(0xffffffffu, at < n && tokens[order[at]] == token));
-    low += step * inside;
-    if (inside < kWarp && step == 1) return low + 1;
-    step = inside < kWarp ? ceil_div(step, kWarp) : max(step, ceil_div(n - low, kWarp));
+  if (begin > 0 && tokens[order[begin - 1]] == token) return;
+  if (begin + kLong <= n && tokens[order[begin + kLong - 1]] == token) return;
+  const Team<N, S> team(kWarp, D);
+  int64_t end = begin;
+  for (int inside = kWarp; inside == kWarp; end += inside) {
+    const int64_t at = end + team.lane;
+    inside = __popc(__ballot_sync(0xffffffffu, at < n && tokens[order[at]] == token));
+  }
+  for (int64_t pass = 0; pass < D; pass += team.step()) {
+    float sum[S][N], x[N];
+    team.load(dtable + token * D, pass, sum);
+    for (int64_t i = begin; i < end; i += 2) {
+      Packed<N, T> even[S], odd[S];
+      team.load(dx + order[i] * D, pass, even);
+      team.load(dx + order[min(i + 1, end - 1)] * D, pass, odd);
+      team.vectors(pass, [&](int s, int64_t) {
+        even[s].unpack(x);
+        each<N>([&](int k) { sum[s][k] += x[k]; });
+        odd[s].unpack(x);
+        each<N>([&](int k) { sum[s][k] += i + 1 < end ? x[k] : 0.f; });
+      });
+    }
+    team.store(dtable + token * D, pass, sum);
   }
 }
 
-// sum += dx[order[i]] for i = begin, begin + step, ... < end, at this lane's channels.
+// A run of kLong or more contains multiples of kLong: the block of the first one takes the run, at one strip.
 template <int N, class T>
-__device__ void add_run(float (&sum)[N], const T* dx, const int32_t* order, int64_t begin, int64_t end,
-                        int64_t step, int64_t D) {
-  constexpr int kAhead = 8;
-  for (int64_t i = begin; i < end; i += kAhead * step) {
-    Packed<N, T> x[kAhead];
-#pragma unroll
-    for (int u = 0; u < kAhead; ++u) {
-      const int64_t at = i + u * step < end ? i + u * step : i;  // no branch: the loads go out together
-      x[u].load(dx + order[at] * D);
-    }
-#pragma unroll
-    for (int u = 0; u < kAhead; ++u) {
-      float values[N];
-      x[u].unpack(values);
-      each<N>([&](int k) { sum[k] += i + u * step < end ? values[k] : 0.f; });
-    }
-  }
-}
+__global__ void __launch_bounds__(kLongThreads)
+    long_runs_kernel(float* dtable, const T* dx, const int32_t* tokens, const int32_t* order, int64_t n,
+                     int64_t D) {
+  const int64_t inside = blockIdx.x * kLong;
+  const int me = static_cast<int>(threadIdx.x);
+  const int32_t token = tokens[order[inside]];
+  const auto same = [&](int64_t at) { return at >= 0 && at < n && tokens[order[at]] == token; };
+  if (same(inside - kLong)) return;
+  const int64_t begin = inside - __syncthreads_count(me < kLong && same(inside - 1 - me));
+  int64_t end = inside + 1;
+  for (int64_t step = ceil_div(n - inside, kLongThreads); step > 0;
+       step = step > 1 ? ceil_div(step, kLongThreads) : 0)
+    end += step * __syncthreads_count(same(end - 1 + step * (me + 1)));
+  if (end - begin < kLong) return;
 
-// A block owns the runs that begin among its kWarps positions of `order`, at 32 N channels: warp w that of
-// position w, unless it is long; then all the warps share it, each every kWarps-th position.
-template <int N, class T>
-__global__ void embedding_backward_kernel(float* dtable, const T* dx, const int32_t* tokens,
-                                          const int32_t* order, int64_t n, int64_t D) {
-  __shared__ int64_t ends[kWarps];
-  __shared__ float sums[kWarps][kWarp * N];
-  const int lane = threadIdx.x, warp = threadIdx.y;
-  const int64_t first = static_cast<int64_t>(blockIdx.x) * kWarps, mine = first + warp;
-  const int64_t channel = (static_cast<int64_t>(blockIdx.y) * kWarp + lane) * N;
-  const bool live = channel < D;
-  const auto add_to_table = [&](int32_t token, const float(&sum)[N]) {
-    float row[N];
-    load_n<N>(dtable + token * D + channel, row);
-    each<N>([&](int k) { row[k] += sum[k]; });
-    store_n<N>(dtable + token * D + channel, row);
-  };
-  const bool opens = mine < n && (mine == 0 || tokens[order[mine]] != tokens[order[mine - 1]]);
-  const int64_t end = opens ? run_end(tokens, order, n, mine) : mine;
-  const bool is_long = end - mine >= kLongRun;
-  if (lane == 0) ends[warp] = is_long ? end : 0;
-  if (opens && !is_long && live) {
-    float sum[N] = {};
-    add_run(sum, dx + channel, order, mine, end, 1, D);
-    add_to_table(tokens[order[mine]], sum);
+  constexpr int kGroups = kLongThreads / kStripLanes, kAhead = 4;
+  const int64_t column = (static_cast<int64_t>(blockIdx.y) * kStripLanes + me % kStripLanes) * N;
+  const int64_t safe_column = column < D ? column : 0;
+  float sum[N] = {}, x[N];
+  for (int64_t i = begin + me / kStripLanes; i < end; i += kGroups * kAhead) {
+    Packed<N, T> rows[kAhead];
+#pragma unroll
+    for (int u = 0; u < kAhead; ++u)
+      rows[u].load(dx + order[min(i + u * kGroups, end - 1)] * D + safe_column);
+#pragma unroll
+    for (int u = 0; u < kAhead; ++u) {
+      rows[u].unpack(x);
+      each<N>([&](int k) { sum[k] += i + u * kGroups < end ? x[k] : 0.f; });
+    }
   }
+  // Over the groups: those of a warp by shuffles, then the warps in order.
+  __shared__ float sums[kLongThreads / kWarp][kStripLanes][N];
+  for (int i = kStripLanes; i < kWarp; i *= 2)
+    each<N>([&](int k) { sum[k] += __shfl_xor_sync(0xffffffffu, sum[k], i); });
+  if (me % kWarp < kStripLanes) each<N>([&](int k) { sums[me / kWarp][me % kWarp][k] = sum[k]; });
   __syncthreads();
-  for (int owner = 0; owner < kWarps; ++owner) {
-    if (ends[owner] == 0) continue;
-    float sum[N] = {};
-    if (live) add_run(sum, dx + channel, order, first + owner + warp, ends[owner], kWarps, D);
-    each<N>([&](int k) { sums[warp][k * kWarp + lane] = sum[k]; });
-    __syncthreads();
-    if (warp == 0 && live) {
-      for (int w = 1; w < kWarps; ++w) each<N>([&](int k) { sum[k] += sums[w][k * kWarp + lane]; });
-      add_to_table(tokens[order[first + owner]], sum);
-    }
-    __syncthreads();
-  }
+  if (me >= kStripLanes || column >= D) return;
+  load_n<N>(dtable + token * D + column, sum);
+  for (int w = 0; w < kLongThreads / kWarp; ++w) each<N>([&](int k) { sum[k] += sums[w][me][k]; });
+  store_n<N>(dtable + token * D + column, sum);
 }
 
 }  // namespace
@@ -114,8 +121,11 @@ void embedding_backward(acc_t<T>* dtable, const T* dx, const int32_t* tokens, co
                         int64_t D) {
   if (n == 0) return;
   with_vectors<T>(aligned(dtable, dx), D, [&](auto N) {
-    const dim3 grid(grid_for(n, kWarps), grid_for(D, kWarp * N));
-    embedding_backward_kernel<N><<<grid, dim3(kWarp, kWarps), 0, stream()>>>(dtable, dx, tokens, order, n, D);
+    short_runs_kernel<N, 4>
+        <<<grid_for(n, kWarps), kWarps * kWarp, 0, stream()>>>(dtable, dx, tokens, order, n, D);
+    CUDA_CHECK_LAUNCH();
+    const dim3 grid(grid_for(n, kLong), grid_for(D, kStripLanes * N));
+    long_runs_kernel<N><<<grid, kLongThreads, 0, stream()>>>(dtable, dx, tokens, order, n, D);
   });
   CUDA_CHECK_LAUNCH();
 }

@@ -18,7 +18,7 @@ __device__ float block_log_sum_exp(float highest, float sum) {
   if (lane == 0) parts[threadIdx.x / kWarp] = in_warp;
   __syncthreads();
   const float in_block = warp_max(lane < warps ? parts[lane] : -FLT_MAX);
-  return in_block + logf(block_sum(sum * __expf(highest - in_block)));
+  return in_block + logf(block_sum(sum * fast_exp(highest - in_block)));
 }
 
 // One row a block, held in registers between the sum and the gradient: the logits are read and written once.
@@ -57,12 +57,12 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads)
         held[s].unpack(values);
         each<N>([&](int i) { highest = fmaxf(highest, values[i]); });
       }
-    sum *= __expf(before - highest);
+    sum *= fast_exp(before - highest);
 #pragma unroll
     for (int s = 0; s < kHeld; ++s)
       if (at + s * step < width) {
         held[s].unpack(values);
-        each<N>([&](int i) { sum += __expf(values[i] - highest); });
+        each<N>([&](int i) { sum += fast_exp(values[i] - highest); });
       }
   }
   const float log_sum = block_log_sum_exp(highest, sum);
@@ -77,7 +77,7 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads)
         held[s].unpack(values);
         const int to_target = target - first - at - s * step;
         each<N>([&](int i) {
-          values[i] = factor * (__expf(values[i] - log_sum) - (i == to_target ? 1.f : 0.f));
+          values[i] = factor * (fast_exp(values[i] - log_sum) - (i == to_target ? 1.f : 0.f));
         });
         store_n<N>(x + at + s * step, values);
       }
@@ -86,12 +86,12 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads)
 
 // One block.
 template <int kThreads>
-__global__ void sum_into_kernel(float* total, const float* x, int64_t n) {
+__global__ void sum_into_kernel(float* total, const float* x, const float* scale, int64_t n) {
   float sum = 0;
 #pragma unroll 8
   for (int64_t i = threadIdx.x; i < n; i += kThreads) sum += x[i];
   sum = block_sum(sum);
-  if (threadIdx.x == 0) *total += sum;
+  if (threadIdx.x == 0) *total += scale ? *scale * sum : sum;
 }
 
 }  // namespace
@@ -111,13 +111,13 @@ void cross_entropy(T* logits, acc_t<T>* row_loss, const int32_t* targets, const 
 }
 
 template <class T>
-void sum_into(T* total, const T* x, int64_t n) {
-  sum_into_kernel<1024><<<1, 1024, 0, stream()>>>(total, x, n);
+void sum_into(T* total, const T* x, const T* scale, int64_t n) {
+  sum_into_kernel<1024><<<1, 1024, 0, stream()>>>(total, x, scale, n);
   CUDA_CHECK_LAUNCH();
 }
 
 template void cross_entropy(float*, float*, const int32_t*, const float*, int64_t, int64_t);
 template void cross_entropy(bf16*, float*, const int32_t*, const float*, int64_t, int64_t);
-template void sum_into(float*, const float*, int64_t);
+template void sum_into(float*, const float*, const float*, int64_t);
 
 }  // namespace prism::cuda

@@ -13,6 +13,20 @@
 
 namespace prism::cuda {
 
+// The lane, read anew at each call (volatile): what follows from it is then computed where it is needed, and
+// not kept, and spilled, around a loop with its registers full.
+__device__ inline int lane_here() {
+  int lane;
+  asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
+  return lane;
+}
+
+__device__ inline int thread_here() {  // the same for threadIdx.x
+  int thread;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+  return thread;
+}
+
 using Accumulator = float[4];
 using FragmentA = uint32_t[4];
 
@@ -32,27 +46,28 @@ __device__ inline void to_a(FragmentA& a, const Accumulator& left, const Accumul
 __device__ inline float low_bf16(uint32_t word) { return __uint_as_float(word << 16); }
 __device__ inline float high_bf16(uint32_t word) { return __uint_as_float(word & 0xffff0000u); }
 
-// Multiplies column k of an A fragment by x[k]: x points at the fragment's first column.
-__device__ inline void scale_columns(FragmentA& a, const float* x) {
+// Multiplies column k of an A fragment by sign x[k]: x points at the fragment's first column.
+__device__ inline void scale_columns(FragmentA& a, const float* x, float sign = 1.f) {
   const int t = static_cast<int>(threadIdx.x) % 4;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const float2 s = *reinterpret_cast<const float2*>(x + 8 * half + 2 * t);
 #pragma unroll
     for (int r = 2 * half; r < 2 * half + 2; ++r)
-      a[r] = pack_bf16(s.x * low_bf16(a[r]), s.y * high_bf16(a[r]));
+      a[r] = pack_bf16(sign * s.x * low_bf16(a[r]), sign * s.y * high_bf16(a[r]));
   }
 }
 
-// A matrix of bf16 in shared memory: rows of `units` pieces of 16 bytes (a power of two, 8 or more). Piece u
-// of row r stands at u ^ (r % 8), `at` being a multiple of 128: eight rows of one column of pieces lie in
-// different banks.
+// A matrix of bf16 in shared memory: rows of `units` pieces of 16 bytes (4, 8, 16 or 32), from a multiple of
+// 128. Piece u of row r stands at u ^ (r % 8), or u ^ (r / 2 % 4) of 4: eight rows of one column of pieces
+// lie in different banks.
 struct Tile {
   uint32_t at;  // shared memory address
   int units;
 
+  __device__ int swizzle(int row) const { return units == 4 ? row >> 1 & 3 : row & 7; }
   __device__ uint32_t piece(int row, int unit) const {
-    return at + ((row * units + (unit ^ (row & 7))) << 4);
+    return at + ((row * units + (unit ^ swizzle(row))) << 4);
   }
 
   // Four 8 x 8 matrices for the fragments below; `row` is a multiple of 8, `column` of 16.
@@ -62,7 +77,7 @@ struct Tile {
     const int r = rows_first ? lane & 15 : (lane & 7) + ((lane >> 4) << 3);
     const int u = rows_first ? lane >> 4 : (lane >> 3) & 1;
     // piece(row + r, column / 8 + u), with one lane's part for all rows and columns of a tile
-    const uint32_t lane_at = at + ((r * units + (u ^ (r & 7))) << 4);
+    const uint32_t lane_at = at + ((r * units + (u ^ swizzle(r))) << 4);
     const uint32_t address = (lane_at ^ (column / 8 % 8 << 4)) + ((row * units + column / 64 * 8) << 4);
     if constexpr (transposed)
       asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
@@ -102,14 +117,20 @@ __device__ void wait_copies() {
 // block.
 __device__ inline void load_tile(const Tile& tile, const bf16* from, int64_t stride, int rows, int width) {
   const int shift = __ffs(tile.units) - 1;
-  int thread;  // volatile: found again at each use rather than kept, with all that follows from it, in
-               // registers
-  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
-  for (int i = thread; i < 64 << shift; i += static_cast<int>(blockDim.x)) {
-    const int row = i >> shift, unit = i & (tile.units - 1);
-    const bool valid = row < rows && unit * 8 < width;
-    copy_async(tile.piece(row, unit), valid ? from + row * stride + unit * 8 : from, valid);
-  }
+  const int thread = thread_here(), unit = thread & (tile.units - 1),
+            step = static_cast<int>(blockDim.x) >> shift;
+  int row = thread >> shift;
+  if (unit * 8 >= width) rows = 0;
+  from += row * stride + unit * 8;
+#pragma unroll 4
+  for (; row < 64; row += step, from += step * stride) copy_async(tile.piece(row, unit), from, row < rows);
+}
+
+// Brings the rows that load_tile would read into the second-level cache.
+__device__ inline void prefetch_tile(const bf16* from, int64_t stride, int rows, int width) {
+  const int lines = (width + 63) / 64;  // of 128 bytes
+  for (int i = static_cast<int>(threadIdx.x); i < rows * lines; i += static_cast<int>(blockDim.x))
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(from + i / lines * stride + i % lines * 64));
 }
 
 // Exchanges words among the four lanes of a quad: lane t's word s goes to lane s's word t.

@@ -7,8 +7,11 @@ namespace prism::cuda {
 namespace {
 
 constexpr int kThreads = 256;
+// Blocks a multiprocessor must hold at once, for rows that fit in S vectors a lane.
+template <int S, int kUsual>
+constexpr int kFewRegisters = S <= kUsual ? 3 : 1;
 
-// The two rows of a tile's second step: each team adds to sums of its own, and the teams are added in order.
+// A block's column sums: each team adds to sums of its own, then the teams are added in order.
 __device__ float* team_sums(int lanes, int64_t width) {
   extern __shared__ float4 shared[];
   float* sums = reinterpret_cast<float*>(shared);
@@ -17,7 +20,7 @@ __device__ float* team_sums(int lanes, int64_t width) {
   __syncthreads();
   return sums + threadIdx.x / lanes * width;
 }
-__device__ void write_tile_sums(float* partial, int lanes, int64_t width) {
+__device__ void write_sums(float* partial, int lanes, int64_t width) {
   extern __shared__ float4 shared[];
   const float* sums = reinterpret_cast<const float*>(shared);
   const int teams = static_cast<int>(blockDim.x) / lanes;
@@ -29,16 +32,21 @@ __device__ void write_tile_sums(float* partial, int lanes, int64_t width) {
   }
 }
 
-// Threads of a block whose teams each have `width` sums in shared memory: fewer when rows are very wide.
-template <class Kernel>
-int threads_with_sums(Kernel kernel, int lanes, int64_t width) {
-  const auto bytes = [&](int threads) { return threads / lanes * width * sizeof(float); };
+// Launches a kernel whose teams each have `width` sums in shared memory, with fewer threads when rows are
+// very wide, and adds the blocks' sums to dweight.
+template <class Kernel, class... Args>
+void launch_with_sums(Kernel kernel, int64_t n, int64_t width, int lanes, float* partial, float* dweight,
+                      const Args&... args) {
   int threads = kThreads;
-  while (threads > kWarp && bytes(threads) > context().shared_memory) threads /= 2;
-  PRISM_CHECK(bytes(threads) <= context().shared_memory, "norm: rows of ", width, " are too wide for cuda");
-  CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                  static_cast<int>(bytes(threads))));
-  return threads;
+  const auto shared = [&] { return static_cast<size_t>(threads / lanes * width) * sizeof(float); };
+  while (threads > kWarp && shared() > context().shared_memory) threads /= 2;
+  PRISM_CHECK(shared() <= context().shared_memory, "norm: rows of ", width, " are too wide for cuda");
+  CUDA_CHECK(
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared())));
+  const int64_t share = rows_a_block(kernel, threads, shared(), n), blocks = ceil_div(n, share);
+  kernel<<<grid_for(blocks, 1), threads, shared(), stream()>>>(args..., lanes, share);
+  CUDA_CHECK_LAUNCH();
+  add_tiles(partial, blocks, 1, width, dweight);
 }
 
 // One row a team, in registers between the two passes: the sum is read and written once.
@@ -47,36 +55,47 @@ __global__ void add_norm_forward_kernel(AddNormArgs<T> a, int lanes) {
   const int64_t row = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) / lanes;
   const Team<N, S> team(lanes, row < a.n ? a.D : 0);
   const T* sum = a.y ? a.sum + row * a.D : a.x + row * a.D;
-  float v[S][N], u[S][N], total = 0;
+  Packed<N, T> x[S], y[S];
+  float v[N], w[N], total = 0;
   for (int64_t pass = 0; pass < a.D; pass += team.step()) {
-    team.load(a.x + row * a.D, pass, v);
-    if (a.y) {
-      team.load(a.y + row * a.D, pass, u);
-      each<S, N>([&](int s, int i) { v[s][i] = rounded<T>(v[s][i] + u[s][i]); });
-      team.store(a.sum + row * a.D, pass, v);
-    }
-    each<S, N>([&](int s, int i) { total += v[s][i] * v[s][i]; });
+    team.load(a.x + row * a.D, pass, x);
+    if (a.y) team.load(a.y + row * a.D, pass, y);
+    team.vectors(pass, [&](int s, int64_t column) {
+      x[s].unpack(v);
+      if (a.y) {
+        y[s].unpack(w);
+        each<N>([&](int i) { v[i] += w[i]; });
+        x[s].pack(v);
+        x[s].store(a.sum + row * a.D + column);
+        x[s].unpack(v);  // rounded
+      }
+      each<N>([&](int i) { total += v[i] * v[i]; });
+    });
   }
   const float rstd = rsqrtf(team_sum(total, lanes) / a.D + a.eps);
   for (int64_t pass = 0; pass < a.D; pass += team.step()) {
-    if (!team.one_pass()) team.load(sum, pass, v);
-    team.load(a.weight, pass, u);
-    each<S, N>([&](int s, int i) { v[s][i] *= rstd * u[s][i]; });
-    team.store(a.xn + row * a.D, pass, v);
+    if (!team.one_pass()) team.load(sum, pass, x);
+    team.vectors(pass, [&](int s, int64_t column) {
+      x[s].unpack(v), load_n<N>(a.weight + column, w);
+      each<N>([&](int i) { v[i] *= rstd * w[i]; });
+      store_n<N>(a.xn + row * a.D + column, v);
+    });
   }
   if (team.width > 0 && team.lane == 0) a.rstd[row] = rstd;
 }
 
-// A block takes a tile of rows, each team every teams-th:
+// A block takes a share of the rows, each team every teams-th:
 // dsum = dsum_in + rstd (weight dxn - sum rstd^2 mean(weight dxn sum)),   dweight += dxn sum rstd
 template <int N, int S, class T>
-__global__ void add_norm_backward_kernel(AddNormGrads<T> g, int lanes) {
+__global__ void __launch_bounds__(kThreads, kFewRegisters<S, 3>)
+    add_norm_backward_kernel(AddNormGrads<T> g, int lanes, int64_t share) {
   float* sums = team_sums(lanes, g.D);
   const int teams = static_cast<int>(blockDim.x) / lanes;
-  for (int i = threadIdx.x / lanes; i < kSumTile; i += teams) {
-    const int64_t row = blockIdx.x * kSumTile + i, at = row * g.D;
-    const Team<N, S> team(lanes, row < g.n ? g.D : 0);
-    const float rstd = row < g.n ? g.rstd[row] : 0.f;
+  const int64_t begin = blockIdx.x * share, end = min(begin + share, g.n);
+  for (int64_t first = begin; first < end; first += teams) {
+    const int64_t row = first + threadIdx.x / lanes, at = row * g.D;
+    const Team<N, S> team(lanes, row < end ? g.D : 0);
+    const float rstd = row < end ? g.rstd[row] : 0.f;
     Packed<N, T> sum[S], dxn[S], dsum[S];
     const auto load = [&](int64_t pass) {
       team.load(g.sum + at, pass, sum);
@@ -107,7 +126,7 @@ __global__ void add_norm_backward_kernel(AddNormGrads<T> g, int lanes) {
       });
     }
   }
-  write_tile_sums(g.partial, lanes, g.D);
+  write_sums(g.partial, lanes, g.D);
 }
 
 // One head of one token a team.
@@ -118,30 +137,39 @@ __global__ void gated_norm_forward_kernel(GatedNormArgs<T> a, int lanes) {
   const Team<N, S> team(lanes, token < a.n ? a.V : 0);
   const int64_t at = (token * H + h) * a.V;
   const T* gate = a.gate[token] + h * a.V;
-  float o[S][N], u[S][N], w[S][N], total = 0;
+  Packed<N, T> o[S], open[S];
+  float v[N], u[N], w[N], total = 0;
   for (int64_t pass = 0; pass < a.V; pass += team.step()) {
     team.load(a.o + at, pass, o);
-    team.load(gate, pass, u);
-    each<S, N>([&](int s, int i) { total += o[s][i] * o[s][i]; });
+    team.load(gate, pass, open);
+    team.vectors(pass, [&](int s, int64_t) {
+      o[s].unpack(v);
+      each<N>([&](int i) { total += v[i] * v[i]; });
+    });
   }
   const float rstd = rsqrtf(team_sum(total, lanes) / a.V + a.eps);
   for (int64_t pass = 0; pass < a.V; pass += team.step()) {
-    if (!team.one_pass()) team.load(a.o + at, pass, o), team.load(gate, pass, u);
-    team.load(a.weight, pass, w);
-    each<S, N>([&](int s, int i) { o[s][i] *= rstd * w[s][i] * u[s][i] * sigmoid(u[s][i]); });
-    team.store(a.y + at, pass, o);
+    if (!team.one_pass()) team.load(a.o + at, pass, o), team.load(gate, pass, open);
+    team.vectors(pass, [&](int s, int64_t column) {
+      o[s].unpack(v), open[s].unpack(u), load_n<N>(a.weight + column, w);
+      each<N>([&](int i) { v[i] *= rstd * w[i] * u[i] * sigmoid(u[i]); });
+      store_n<N>(a.y + at + column, v);
+    });
   }
 }
 
-// A block takes a tile of tokens. With n = o rstd and dn = dy SiLU(gate):
+// A block takes a share of the tokens. With n = o rstd and dn = dy SiLU(gate):
 // do = rstd (weight dn - n mean(weight dn n)),   dgate = dy n weight SiLU'(gate),   dweight += dn n
 template <int N, int S, class T>
-__global__ void gated_norm_backward_kernel(GatedNormArgs<T> a, GatedNormGrads<T> g, int lanes) {
+__global__ void __launch_bounds__(kThreads, kFewRegisters<S, 2>)
+    gated_norm_backward_kernel(GatedNormArgs<T> a, GatedNormGrads<T> g, int lanes, int64_t share) {
   float* sums = team_sums(lanes, a.V);
   const int teams = static_cast<int>(blockDim.x) / lanes, H = static_cast<int>(a.H);
-  for (int i = threadIdx.x / lanes; i < kSumTile * H; i += teams) {
-    const int64_t token = blockIdx.x * kSumTile + i / H, h = i % H, at = (token * H + h) * a.V;
-    const Team<N, S> team(lanes, token < a.n ? a.V : 0);
+  const int64_t begin = blockIdx.x * share, end = min(begin + share, a.n);
+  for (int i = 0; i < (end - begin) * H; i += teams) {
+    const int mine = i + static_cast<int>(threadIdx.x) / lanes;
+    const int64_t token = begin + mine / H, h = mine % H, at = (token * H + h) * a.V;
+    const Team<N, S> team(lanes, token < end ? a.V : 0);
     Packed<N, T> o[S], dy[S], gate[S];
     const auto load = [&](int64_t pass) {
       team.load(a.o + at, pass, o);
@@ -178,7 +206,7 @@ __global__ void gated_norm_backward_kernel(GatedNormArgs<T> a, GatedNormGrads<T>
       });
     }
   }
-  write_tile_sums(g.partial, lanes, a.V);
+  write_sums(g.partial, lanes, a.V);
 }
 
 }  // namespace
@@ -186,7 +214,7 @@ __global__ void gated_norm_backward_kernel(GatedNormArgs<T> a, GatedNormGrads<T>
 template <class T>
 void add_norm_forward(const AddNormArgs<T>& a) {
   if (a.n == 0) return;
-  with_team<T, 4>(aligned(a.sum, a.xn, a.x, a.y, a.weight), a.D, [&](auto N, auto S, int lanes) {
+  with_team<T, 3>(aligned(a.sum, a.xn, a.x, a.y, a.weight), a.D, [&](auto N, auto S, int lanes) {
     add_norm_forward_kernel<N, S><<<grid_for(a.n * lanes, kThreads), kThreads, 0, stream()>>>(a, lanes);
   });
   CUDA_CHECK_LAUNCH();
@@ -194,15 +222,10 @@ void add_norm_forward(const AddNormArgs<T>& a) {
 
 template <class T>
 void add_norm_backward(const AddNormGrads<T>& g) {
-  const int64_t tiles = sum_tiles(g.n);
-  if (tiles == 0) return;
-  with_team<T, 4>(aligned(g.dsum, g.dsum_in, g.dxn, g.sum, g.weight), g.D, [&](auto N, auto S, int lanes) {
-    const auto kernel = add_norm_backward_kernel<N, S, T>;
-    const int threads = threads_with_sums(kernel, lanes, g.D);
-    kernel<<<grid_for(tiles, 1), threads, threads / lanes * g.D * sizeof(float), stream()>>>(g, lanes);
+  if (g.n == 0) return;
+  with_team<T, 3>(aligned(g.dsum, g.dsum_in, g.dxn, g.sum, g.weight), g.D, [&](auto N, auto S, int lanes) {
+    launch_with_sums(add_norm_backward_kernel<N, S, T>, g.n, g.D, lanes, g.partial, g.dweight, g);
   });
-  CUDA_CHECK_LAUNCH();
-  add_tiles(g.partial, tiles, 1, g.D, g.dweight);
 }
 
 template <class T>
@@ -217,15 +240,10 @@ void gated_norm_forward(const GatedNormArgs<T>& a) {
 
 template <class T>
 void gated_norm_backward(const GatedNormArgs<T>& a, const GatedNormGrads<T>& g) {
-  const int64_t tiles = sum_tiles(a.n);
-  if (tiles == 0) return;
+  if (a.n == 0) return;
   with_team<T, 2>(aligned(g.d_o, g.dgate, a.o, a.gate, a.weight, g.dy), a.V, [&](auto N, auto S, int lanes) {
-    const auto kernel = gated_norm_backward_kernel<N, S, T>;
-    const int threads = threads_with_sums(kernel, lanes, a.V);
-    kernel<<<grid_for(tiles, 1), threads, threads / lanes * a.V * sizeof(float), stream()>>>(a, g, lanes);
+    launch_with_sums(gated_norm_backward_kernel<N, S, T>, a.n, a.V, lanes, g.partial, g.dweight, a, g);
   });
-  CUDA_CHECK_LAUNCH();
-  add_tiles(g.partial, tiles, 1, a.V, g.dweight);
 }
 
 #define PRISM_INSTANTIATE(T)                                 \

@@ -2,7 +2,7 @@
 // registers, the two steps of a column sum.
 #pragma once
 
-#include <initializer_list>
+#include <algorithm>
 #include <type_traits>
 
 #include "kernels/cuda.cuh"
@@ -10,54 +10,80 @@
 
 namespace prism::cuda {
 
-// N consecutive numbers, as floats: by 16-byte accesses when N is a multiple of kVec<T> (the caller sees to
-// the alignment), else one by one.
+// N consecutive numbers of storage T as they lie in memory: half the registers of N floats when T is bf16.
+// Moved by 16-byte accesses, or 8-byte ones when that is all there is (the caller sees to the alignment); N =
+// 1: plainly.
+template <int N, class T>
+struct Packed {
+  static constexpr int kWords = N == 1 ? 1 : N * static_cast<int>(sizeof(T)) / 4;
+  uint32_t words[kWords];
+
+  __device__ void load(const T* x) {
+    if constexpr (N == 1) {
+      words[0] = __float_as_uint(cuda::load(x));
+    } else if constexpr (kWords == 2) {
+      const uint2 raw = *reinterpret_cast<const uint2*>(x);
+      words[0] = raw.x, words[1] = raw.y;
+    } else {
+#pragma unroll
+      for (int i = 0; i < kWords; i += 4) {
+        const uint4 raw = reinterpret_cast<const uint4*>(x)[i / 4];
+        words[i] = raw.x, words[i + 1] = raw.y, words[i + 2] = raw.z, words[i + 3] = raw.w;
+      }
+    }
+  }
+  __device__ void store(T* x) const {
+    if constexpr (N == 1) {
+      cuda::store(x, __uint_as_float(words[0]));
+    } else if constexpr (kWords == 2) {
+      *reinterpret_cast<uint2*>(x) = make_uint2(words[0], words[1]);
+    } else {
+#pragma unroll
+      for (int i = 0; i < kWords; i += 4)
+        reinterpret_cast<uint4*>(x)[i / 4] = make_uint4(words[i], words[i + 1], words[i + 2], words[i + 3]);
+    }
+  }
+  __device__ void clear() {
+#pragma unroll
+    for (int i = 0; i < kWords; ++i) words[i] = 0;
+  }
+  // Number i, a constant. The empty instruction keeps the compiler from holding floats it has met before.
+  __device__ __forceinline__ float operator[](int i) const {
+    uint32_t word = words[i * kWords / N];
+    asm volatile("" : "+r"(word));
+    if (N == 1 || sizeof(T) == 4) return __uint_as_float(word);
+    return __uint_as_float(i % 2 == 0 ? word << 16 : word & 0xffff0000u);
+  }
+  // To be called in order of i.
+  __device__ __forceinline__ void set(int i, float x) {
+    uint32_t& word = words[i * kWords / N];
+    if (N == 1 || sizeof(T) == 4 || i % 2 == 0)
+      word = __float_as_uint(x);
+    else
+      word = pack_bf16(__uint_as_float(word), x);
+  }
+  __device__ void unpack(float (&values)[N]) const {
+#pragma unroll
+    for (int i = 0; i < N; ++i) values[i] = (*this)[i];
+  }
+  __device__ void pack(const float (&values)[N]) {
+#pragma unroll
+    for (int i = 0; i < N; ++i) set(i, values[i]);
+  }
+};
+
 template <int N, class T>
 __device__ void load_n(const T* x, float (&values)[N]) {
-  if constexpr (N % kVec<T> == 0) {
-#pragma unroll
-    for (int i = 0; i < N; i += kVec<T>) load_vec(x + i, reinterpret_cast<float(&)[kVec<T>]>(values[i]));
-  } else {
-#pragma unroll
-    for (int i = 0; i < N; ++i) values[i] = load(x + i);
-  }
+  Packed<N, T> raw;
+  raw.load(x);
+  raw.unpack(values);
 }
 template <int N, class T>
 __device__ void store_n(T* x, const float (&values)[N]) {
-  if constexpr (N % kVec<T> == 0) {
-#pragma unroll
-    for (int i = 0; i < N; i += kVec<T>)
-      store_vec(x + i, reinterpret_cast<const float(&)[kVec<T>]>(values[i]));
-  } else {
-#pragma unroll
-    for (int i = 0; i < N; ++i) store(x + i, values[i]);
-  }
+  Packed<N, T> raw;
+  raw.pack(values);
+  raw.store(x);
 }
-
-// N numbers of storage T as they came from memory: half the registers of N floats when T is bf16. N is 1 or
-// kVec<T>.
-template <int N, class T>
-struct Packed {
-  uint4 raw;
-
-  __device__ void load(const T* x) {
-    if constexpr (N == 1)
-      raw.x = __float_as_uint(cuda::load(x));
-    else
-      raw = *reinterpret_cast<const uint4*>(x);
-  }
-  __device__ void clear() { raw = make_uint4(0, 0, 0, 0); }
-  // The empty instruction keeps the compiler from holding the floats of one unpack for the next.
-  __device__ void unpack(float (&values)[N]) const {
-    uint4 words = raw;
-    if constexpr (N == 1) {
-      values[0] = __uint_as_float(words.x);
-    } else {
-      asm volatile("" : "+r"(words.x), "+r"(words.y), "+r"(words.z), "+r"(words.w));
-      load_vec(reinterpret_cast<const T*>(&words), values);
-    }
-  }
-};
 
 // x as it will be read back from storage T.
 template <class T>
@@ -66,7 +92,17 @@ __device__ float rounded(float x) {
   return __uint_as_float(pack_bf16(0.f, x));
 }
 
-__device__ inline float sigmoid(float x) { return __fdividef(1.f, 1.f + __expf(-x)); }
+// exp and sigmoid in a few instructions: relative error below 2^-20, subnormal results become 0.
+__device__ inline float fast_exp(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x * 1.44269504f));
+  return y;
+}
+__device__ inline float sigmoid(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(1.f + fast_exp(-x)));
+  return y;
+}
 
 // True when every row may be read by 16-byte accesses; an absent one does not object.
 inline bool aligned(const void* x) { return reinterpret_cast<uintptr_t>(x) % 16 == 0; }
@@ -104,7 +140,7 @@ __device__ __forceinline__ void each(F&& f) {
   for (int i = 0; i < N; ++i) f(i);
 }
 
-// --- Teams: a row over a power of two of lanes, at most a warp --------------------------------------------
+// --- Teams: a row over a power of two of lanes, at most a warp ---
 
 // Lane i of the team takes the vectors i, i + lanes, ...: S of them a pass. A row that fits in one pass stays
 // in registers; a longer one is read again. A team without a row has width 0 and still joins the shuffles.
@@ -154,8 +190,11 @@ struct Team {
   }
 };
 
+// Every lane gets the sum over its team. Unrolled: the tests are the same for the whole launch.
 __device__ inline float team_sum(float x, int lanes) {
-  for (int i = lanes / 2; i > 0; i /= 2) x += __shfl_xor_sync(0xffffffffu, x, i);
+#pragma unroll
+  for (int i = kWarp / 2; i > 0; i /= 2)
+    if (i < lanes) x += __shfl_xor_sync(0xffffffffu, x, i);
   return x;
 }
 
@@ -178,8 +217,7 @@ void with_team(bool rows_aligned, int64_t width, Fn&& fn) {
   });
 }
 
-// --- Elementwise work on rows of vectors
-// --------------------------------------------------------------------
+// --- Elementwise work on rows of vectors ---
 
 // A thread takes one vector of kDeep rows, reads them all, then finishes each. Op gives kInputs,
 // load(row, column, in) and finish(row, column, in).
@@ -208,11 +246,20 @@ void by_rows(Int<N>, const Op& op, int64_t n, int64_t columns) {
   CUDA_CHECK_LAUNCH();
 }
 
-// --- Column sums: the second step (rows.h)
-// ------------------------------------------------------------------
+// --- Column sums: the second step (rows.h) ---
 
-// partial is [tiles, parts, columns], parts 1 or 2: first[c] += sum over tiles of partial[tile,0,c],
-// second[c] that of partial[tile,1,c]. Either may be null.
+// Rows a block sums in the first step: n shared evenly among the blocks that run at once, at least kSumTile
+// each, so that no block is left for a second wave.
+template <class Kernel>
+int64_t rows_a_block(Kernel kernel, int threads, size_t shared, int64_t n, int64_t blocks_a_share = 1) {
+  int resident = 0;
+  CUDA_CHECK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, kernel, threads, shared));
+  const int64_t shares = std::max<int64_t>(1, resident * context().multiprocessors / blocks_a_share);
+  return std::max(kSumTile, ceil_div(n, shares));
+}
+
+// The second step. partial is [tiles, parts, columns], parts 1 or 2: first[c] += sum over tiles of
+// partial[tile,0,c], second[c] that of partial[tile,1,c]. Either may be null.
 void add_tiles(const float* partial, int64_t tiles, int parts, int64_t columns, float* first,
                float* second = nullptr);
 

@@ -35,7 +35,7 @@ struct Shared {
 
 // One batch row and head: where token t's vectors stand, and the scratch of this block.
 template <class T>
-struct Line {
+struct HeadView {
   const ScanArgs<T>& args;
   int64_t row, head;
   int K, V, writes;    // writes: 0, and one for each key in kappa
@@ -43,7 +43,7 @@ struct Line {
   float *u, *y;        // [C,V]: W_0; Y, or O in the forward pass
   float *dq, *dk, *t;  // [C,K]
 
-  __device__ Line(const ScanArgs<T>& args, int64_t row, int64_t head, float* scratch, int V)
+  __device__ HeadView(const ScanArgs<T>& args, int64_t row, int64_t head, float* scratch, int V)
       : args(args), row(row), head(head), K(static_cast<int>(args.K)), V(V) {
     writes = 1 + static_cast<int>(args.extra_keys());
     state = scratch, u = state + V * K, y = u + kChunk * V;
@@ -95,10 +95,10 @@ __device__ void product(int rows, int cols, int depth, A a, B b, Out out) {
 // Gamma, a, b and beta of the chunk at c0. Each is a sum of log decays carried along from its own start,
 // never a difference: exact after -1e4, defined after -inf.
 template <class T>
-__device__ void decays(Shared& s, const Line<T>& line, int64_t c0, int n) {
-  const ScanArgs<T>& args = line.args;
-  const auto g = [&](int i) { return args.g ? args.g[line.gate(c0 + i)] : 0.f; };
-  const auto start = [&](int i) { return args.start ? args.start[line.token(c0 + i)] : 0; };
+__device__ void decays(Shared& s, const HeadView<T>& view, int64_t c0, int n) {
+  const ScanArgs<T>& args = view.args;
+  const auto g = [&](int i) { return args.g ? args.g[view.gate(c0 + i)] : 0.f; };
+  const auto start = [&](int i) { return args.start ? args.start[view.token(c0 + i)] : 0; };
   const int j = threadIdx.x;
   if (j < n) {
     float sum = 0.f;
@@ -107,7 +107,7 @@ __device__ void decays(Shared& s, const Line<T>& line, int64_t c0, int n) {
       s.gamma[i][j] = i >= j && c0 + j >= start(i) ? expf(sum) : 0.f;
     }
     s.b[j] = s.gamma[n - 1][j];
-    s.beta[j] = args.beta ? args.beta[line.gate(c0 + j)] : 0.f;
+    s.beta[j] = args.beta ? args.beta[view.gate(c0 + j)] : 0.f;
   } else if (j == kChunk) {
     float sum = 0.f;
     for (int i = 0; i < n; ++i) {
@@ -120,13 +120,13 @@ __device__ void decays(Shared& s, const Line<T>& line, int64_t c0, int n) {
 
 // xg = Gamma^- . X_m and pg = Gamma . P_m.
 template <class T>
-__device__ void key_products(Shared& s, const Line<T>& line, int64_t c0, int n, int m) {
-  const auto key = [&](int k, int j) { return load(line.key(m, c0 + j) + k); };
+__device__ void key_products(Shared& s, const HeadView<T>& view, int64_t c0, int n, int m) {
+  const auto key = [&](int k, int j) { return load(view.key(m, c0 + j) + k); };
   product(
-      n, n, line.K, [&](int i, int k) { return load(line.args.k + line.q(c0 + i) + k); }, key,
+      n, n, view.K, [&](int i, int k) { return load(view.args.k + view.q(c0 + i) + k); }, key,
       [&](int i, int j, float x) { s.xg[i][j] = i > j ? s.gamma[i][j] * x : 0.f; });
   product(
-      n, n, line.K, [&](int i, int k) { return load(line.args.q + line.q(c0 + i) + k); }, key,
+      n, n, view.K, [&](int i, int k) { return load(view.args.q + view.q(c0 + i) + k); }, key,
       [&](int i, int j, float x) { s.pg[i][j] = s.gamma[i][j] * x; });
   __syncthreads();
 }
@@ -134,28 +134,28 @@ __device__ void key_products(Shared& s, const Line<T>& line, int64_t c0, int n, 
 // u = W_0 (+ W_1 where it shares the key): R, then forward substitution. Leaves write 0's key products in
 // place. `S` is the incoming state, v0 the first of this block's V columns.
 template <class T>
-__device__ void solve(Shared& s, const Line<T>& line, const float* S, int64_t c0, int n, int64_t v0) {
-  const int K = line.K, V = line.V;
-  const auto w = [&](int m, int j, int v) { return load(line.args.w + line.w(m, c0 + j) + v0 + v); };
+__device__ void solve(Shared& s, const HeadView<T>& view, const float* S, int64_t c0, int n, int64_t v0) {
+  const int K = view.K, V = view.V;
+  const auto w = [&](int m, int j, int v) { return load(view.args.w + view.w(m, c0 + j) + v0 + v); };
   product(
-      n, V, K, [&](int i, int k) { return load(line.args.k + line.q(c0 + i) + k); },
+      n, V, K, [&](int i, int k) { return load(view.args.k + view.q(c0 + i) + k); },
       [&](int k, int v) { return S[v * K + k]; },
       [&](int i, int v, float x) {
-        line.u[i * V + v] = (line.has_value(0) ? w(0, i, v) : 0.f) - s.beta[i] * s.a[i] * x;
+        view.u[i * V + v] = (view.has_value(0) ? w(0, i, v) : 0.f) - s.beta[i] * s.a[i] * x;
       });
-  for (int m = line.writes - 1; m >= 1; --m) {
-    key_products(s, line, c0, n, m);
+  for (int m = view.writes - 1; m >= 1; --m) {
+    key_products(s, view, c0, n, m);
     product(
         n, V, n, [&](int i, int j) { return s.xg[i][j]; }, [&](int j, int v) { return w(m, j, v); },
-        [&](int i, int v, float x) { line.u[i * V + v] -= s.beta[i] * x; });
+        [&](int i, int v, float x) { view.u[i * V + v] -= s.beta[i] * x; });
     __syncthreads();
   }
-  key_products(s, line, c0, n, 0);
+  key_products(s, view, c0, n, 0);
   for (int v = threadIdx.x; v < V; v += kThreads)
     for (int i = 1; i < n; ++i) {
       float sum = 0.f;
-      for (int j = 0; j < i; ++j) sum += s.xg[i][j] * line.u[j * V + v];
-      line.u[i * V + v] -= s.beta[i] * sum;
+      for (int j = 0; j < i; ++j) sum += s.xg[i][j] * view.u[j * V + v];
+      view.u[i * V + v] -= s.beta[i] * sum;
     }
   __syncthreads();
 }
@@ -167,13 +167,13 @@ __global__ void __launch_bounds__(kThreads)
   Shared& s = *reinterpret_cast<Shared*>(memory);
   const int64_t v0 = blockIdx.x * kTileV, pair = blockIdx.z * args.H + blockIdx.y;
   const int V = static_cast<int>(min(args.V - v0, int64_t{kTileV})), K = static_cast<int>(args.K);
-  const int64_t scratch_size = Line<T>::scratch_floats(args.K, kTileV, false);
-  const Line<T> line(args, blockIdx.z, blockIdx.y, scratch + (pair * gridDim.x + blockIdx.x) * scratch_size,
-                     V);
+  const int64_t scratch_size = HeadView<T>::scratch_floats(args.K, kTileV, false);
+  const HeadView<T> view(args, blockIdx.z, blockIdx.y,
+                         scratch + (pair * gridDim.x + blockIdx.x) * scratch_size, V);
   const int64_t state_at = (pair * args.V + v0) * K;
-  float *S = line.state, *o = line.y;
+  float *S = view.state, *o = view.y;
   const auto value = [&](int m, int64_t c0, int j, int v) {
-    return m ? load(args.w + line.w(m, c0 + j) + v0 + v) : line.u[j * V + v];
+    return m ? load(args.w + view.w(m, c0 + j) + v0 + v) : view.u[j * V + v];
   };
 
   for (int e = threadIdx.x; e < V * K; e += kThreads)
@@ -185,17 +185,17 @@ __global__ void __launch_bounds__(kThreads)
     if (args.states)
       for (int e = threadIdx.x; e < V * K; e += kThreads)
         args.states[(pair * args.chunks() + chunk) * args.V * K + v0 * K + e] = S[e];
-    decays(s, line, c0, n);
-    solve(s, line, S, c0, n, v0);
+    decays(s, view, c0, n);
+    solve(s, view, S, c0, n, v0);
 
     // O = diag(a) Q S^T + sum_m (Gamma . P_m) W_m
     if (!states_only) {
       product(
-          n, V, K, [&](int i, int k) { return load(args.q + line.q(c0 + i) + k); },
+          n, V, K, [&](int i, int k) { return load(args.q + view.q(c0 + i) + k); },
           [&](int k, int v) { return S[v * K + k]; },
           [&](int i, int v, float x) { o[i * V + v] = s.a[i] * x; });
-      for (int m = 0; m < line.writes; ++m) {
-        if (m > 0) key_products(s, line, c0, n, m);
+      for (int m = 0; m < view.writes; ++m) {
+        if (m > 0) key_products(s, view, c0, n, m);
         product(
             n, V, n, [&](int i, int j) { return s.pg[i][j]; },
             [&](int j, int v) { return value(m, c0, j, v); },
@@ -203,13 +203,13 @@ __global__ void __launch_bounds__(kThreads)
         __syncthreads();
       }
       for (int e = threadIdx.x; e < n * V; e += kThreads)
-        store(args.o + line.o(c0 + e / V) + v0 + e % V, o[e]);
+        store(args.o + view.o(c0 + e / V) + v0 + e % V, o[e]);
     }
     // S' = a_n S + sum_m (diag(b) W_m)^T kappa_m
-    for (int m = 0; m < line.writes; ++m)
+    for (int m = 0; m < view.writes; ++m)
       product(
           V, K, n, [&](int v, int j) { return s.b[j] * value(m, c0, j, v); },
-          [&](int j, int k) { return load(line.key(m, c0 + j) + k); },
+          [&](int j, int k) { return load(view.key(m, c0 + j) + k); },
           [&](int v, int k, float x) { S[v * K + k] = (m ? 1.f : s.a[n - 1]) * S[v * K + k] + x; });
     __syncthreads();
   }
@@ -231,16 +231,16 @@ __device__ void row_dots(int n, int K, const float* x, Y y, float* to, bool add)
 // The part of the reverse pass that write m has to itself; S and dS are the states before and after the
 // chunk, dS with its gradient's sense. Adds to dq, dk, db, dbeta and the sums of dGamma . Gamma.
 template <class T>
-__device__ void write_backward(Shared& s, const Line<T>& line, const ScanGrads<T>& grads, int64_t c0, int n,
-                               int m) {
-  const ScanArgs<T>& args = line.args;
-  const int K = line.K, V = line.V;
-  const float* dS = line.state;
-  const auto d_o = [&](int i, int v) { return load(grads.d_o + line.o(c0 + i) + v); };
+__device__ void write_backward(Shared& s, const HeadView<T>& view, const ScanGrads<T>& grads, int64_t c0,
+                               int n, int m) {
+  const ScanArgs<T>& args = view.args;
+  const int K = view.K, V = view.V;
+  const float* dS = view.state;
+  const auto d_o = [&](int i, int v) { return load(grads.d_o + view.o(c0 + i) + v); };
   const auto value = [&](int j, int v) {
-    return m ? load(args.w + line.w(m, c0 + j) + v) : line.u[j * V + v];
+    return m ? load(args.w + view.w(m, c0 + j) + v) : view.u[j * V + v];
   };
-  const auto key = [&](int j, int k) { return load(line.key(m, c0 + j) + k); };
+  const auto key = [&](int j, int k) { return load(view.key(m, c0 + j) + k); };
   const auto gamma_dp = [&](int i, int j) { return s.gamma[i][j] * s.dp[i][j]; };
   const auto z = [&](int i, int j) { return i > j ? s.beta[i] * s.gamma[i][j] * s.dm[i][j] : 0.f; };
 
@@ -248,14 +248,14 @@ __device__ void write_backward(Shared& s, const Line<T>& line, const ScanGrads<T
   const auto value_t = [&](int v, int j) { return value(j, v); };
   product(n, n, V, d_o, value_t, [&](int i, int j, float x) { s.dp[i][j] = x; });
   product(
-      n, n, V, [&](int i, int v) { return line.y[i * V + v]; }, value_t,
+      n, n, V, [&](int i, int v) { return view.y[i * V + v]; }, value_t,
       [&](int i, int j, float x) { s.dm[i][j] = i > j ? -x : 0.f; });
   // W_m dS, for dkappa_m and db
   product(
       n, K, V, value, [&](int v, int k) { return dS[v * K + k]; },
-      [&](int j, int k, float x) { line.t[j * K + k] = x; });
+      [&](int j, int k, float x) { view.t[j * K + k] = x; });
   __syncthreads();
-  row_dots(n, K, line.t, key, s.db, true);
+  row_dots(n, K, view.t, key, s.db, true);
   const int i = threadIdx.x;
   if (i < n) {  // row sums
     for (int j = 0; j < n; ++j) {
@@ -268,21 +268,21 @@ __device__ void write_backward(Shared& s, const Line<T>& line, const ScanGrads<T
   }
 
   // dQ += (Gamma . dP_m) kappa_m;   dK_row += Z_m kappa_m
-  product(n, K, n, gamma_dp, key, [&](int i, int k, float x) { line.dq[i * K + k] += x; });
-  product(n, K, n, z, key, [&](int i, int k, float x) { line.dk[i * K + k] += x; });
+  product(n, K, n, gamma_dp, key, [&](int i, int k, float x) { view.dq[i * K + k] += x; });
+  product(n, K, n, z, key, [&](int i, int k, float x) { view.dk[i * K + k] += x; });
   __syncthreads();
   // dkappa_m = (Gamma . dP_m)^T Q + Z_m^T K + diag(b) W_m dS, the two products as one over 2n
   product(
       n, K, 2 * n, [&](int j, int i) { return i < n ? gamma_dp(i, j) : z(i - n, j); },
       [&](int i, int k) {
-        return i < n ? load(args.q + line.q(c0 + i) + k) : load(args.k + line.q(c0 + i - n) + k);
+        return i < n ? load(args.q + view.q(c0 + i) + k) : load(args.k + view.q(c0 + i - n) + k);
       },
       [&](int j, int k, float x) {
-        const float dkappa = s.b[j] * line.t[j * K + k] + x;
+        const float dkappa = s.b[j] * view.t[j * K + k] + x;
         if (m)
-          store(grads.dkappa + line.kappa(m, c0 + j) + k, dkappa);
+          store(grads.dkappa + view.kappa(m, c0 + j) + k, dkappa);
         else
-          line.dk[j * K + k] += dkappa;
+          view.dk[j * K + k] += dkappa;
       });
   // dW_m = diag(b) kappa_m dS^T + (Gamma . P_m)^T dO - (diag(beta) Gamma^- . X_m)^T Y, as one over K + 2n
   if (m)
@@ -294,9 +294,9 @@ __device__ void write_backward(Shared& s, const Line<T>& line, const ScanGrads<T
         },
         [&](int k, int v) {
           const int i = k < K + n ? k - K : k - K - n;
-          return k < K ? dS[v * K + k] : k < K + n ? d_o(i, v) : line.y[i * V + v];
+          return k < K ? dS[v * K + k] : k < K + n ? d_o(i, v) : view.y[i * V + v];
         },
-        [&](int j, int v, float x) { store(grads.dw + line.w(m, c0 + j) + v, x); });
+        [&](int j, int v, float x) { store(grads.dw + view.w(m, c0 + j) + v, x); });
   __syncthreads();
 }
 
@@ -307,11 +307,12 @@ __global__ void __launch_bounds__(kThreads)
   Shared& s = *reinterpret_cast<Shared*>(memory);
   const int64_t pair = blockIdx.y * args.H + blockIdx.x;
   const int V = static_cast<int>(args.V), K = static_cast<int>(args.K), VK = V * K;
-  const Line<T> line(args, blockIdx.y, blockIdx.x, scratch + pair * Line<T>::scratch_floats(K, V, true), V);
-  float* dS = line.state;
-  const auto q = [&](int64_t t, int k) { return load(args.q + line.q(t) + k); };
-  const auto key = [&](int64_t t, int k) { return load(args.k + line.q(t) + k); };
-  const auto d_o = [&](int64_t t, int v) { return load(grads.d_o + line.o(t) + v); };
+  const HeadView<T> view(args, blockIdx.y, blockIdx.x,
+                         scratch + pair * HeadView<T>::scratch_floats(K, V, true), V);
+  float* dS = view.state;
+  const auto q = [&](int64_t t, int k) { return load(args.q + view.q(t) + k); };
+  const auto key = [&](int64_t t, int k) { return load(args.k + view.q(t) + k); };
+  const auto d_o = [&](int64_t t, int v) { return load(grads.d_o + view.o(t) + v); };
 
   for (int e = threadIdx.x; e < VK; e += kThreads)
     dS[e] = grads.dfinal_state ? grads.dfinal_state[pair * VK + e] : 0.f;
@@ -320,21 +321,21 @@ __global__ void __launch_bounds__(kThreads)
     const int64_t c0 = chunk * kChunk;
     const int n = static_cast<int>(min(args.T_len - c0, int64_t{kChunk}));
     const float* S = args.states + (pair * args.chunks() + chunk) * VK;
-    decays(s, line, c0, n);
-    solve(s, line, S, c0, n, 0);
+    decays(s, view, c0, n);
+    solve(s, view, S, c0, n, 0);
 
     // Y = (I + M_0)^{-T} dW_0 with dW_0 = (Gamma . P_0)^T dO + diag(b) K dS^T, by back substitution
     product(
         n, V, K + n, [&](int j, int k) { return k < K ? s.b[j] * key(c0 + j, k) : s.pg[k - K][j]; },
         [&](int k, int v) { return k < K ? dS[v * K + k] : d_o(c0 + k - K, v); },
-        [&](int j, int v, float x) { line.y[j * V + v] = x; });
+        [&](int j, int v, float x) { view.y[j * V + v] = x; });
     __syncthreads();
     for (int v = threadIdx.x; v < V; v += kThreads)
       for (int j = n - 1; j >= 0; --j) {
         float sum = 0.f;
-        for (int i = j + 1; i < n; ++i) sum += s.beta[i] * s.xg[i][j] * line.y[i * V + v];
-        line.y[j * V + v] -= sum;
-        if (line.has_value(0)) store(grads.dw + line.w(0, c0 + j) + v, line.y[j * V + v]);
+        for (int i = j + 1; i < n; ++i) sum += s.beta[i] * s.xg[i][j] * view.y[i * V + v];
+        view.y[j * V + v] -= sum;
+        if (view.has_value(0)) store(grads.dw + view.w(0, c0 + j) + v, view.y[j * V + v]);
       }
     __syncthreads();
 
@@ -342,21 +343,21 @@ __global__ void __launch_bounds__(kThreads)
     const auto state = [&](int v, int k) { return S[v * K + k]; };
     product(
         n, K, V, [&](int i, int v) { return d_o(c0 + i, v); }, state,
-        [&](int i, int k, float x) { line.dq[i * K + k] = x; });
+        [&](int i, int k, float x) { view.dq[i * K + k] = x; });
     product(
-        n, K, V, [&](int i, int v) { return line.y[i * V + v]; }, state,
-        [&](int i, int k, float x) { line.dk[i * K + k] = x; });
+        n, K, V, [&](int i, int v) { return view.y[i * V + v]; }, state,
+        [&](int i, int k, float x) { view.dk[i * K + k] = x; });
     __syncthreads();
     row_dots(
-        n, K, line.dq, [&](int i, int k) { return q(c0 + i, k); }, s.da, false);
+        n, K, view.dq, [&](int i, int k) { return q(c0 + i, k); }, s.da, false);
     row_dots(
-        n, K, line.dk, [&](int i, int k) { return key(c0 + i, k); }, s.dbeta, false);
+        n, K, view.dk, [&](int i, int k) { return key(c0 + i, k); }, s.dbeta, false);
     float state_dot = 0.f;
     for (int e = threadIdx.x; e < VK; e += kThreads) state_dot += dS[e] * S[e];
     state_dot = block_sum(state_dot);  // <dS, S>; synchronises
     for (int e = threadIdx.x; e < n * K; e += kThreads) {
-      line.dq[e] *= s.a[e / K];
-      line.dk[e] *= -s.beta[e / K] * s.a[e / K];
+      view.dq[e] *= s.a[e / K];
+      view.dk[e] *= -s.beta[e / K] * s.a[e / K];
     }
     if (threadIdx.x < n) {
       const int i = threadIdx.x;
@@ -366,9 +367,9 @@ __global__ void __launch_bounds__(kThreads)
       s.db[i] = s.rows[i] = s.columns[i] = 0.f;
     }
     __syncthreads();
-    for (int m = 0; m < line.writes; ++m) {
-      if (m > 0) key_products(s, line, c0, n, m);
-      write_backward(s, line, grads, c0, n, m);
+    for (int m = 0; m < view.writes; ++m) {
+      if (m > 0) key_products(s, view, c0, n, m);
+      write_backward(s, view, grads, c0, n, m);
     }
 
     // dg_m = sum of dG_i over i >= m in m's document; dG_i = row sum - column sum + da_i a_i
@@ -376,21 +377,21 @@ __global__ void __launch_bounds__(kThreads)
       float sum = 0.f;
       for (int j = 0; j < n; ++j) s.rows[n - 1] += s.db[j] * s.b[j];
       for (int i = n - 1; i >= 0; --i) {
-        if (i + 1 < n && args.start && args.start[line.token(c0 + i + 1)] == c0 + i + 1) sum = 0.f;
+        if (i + 1 < n && args.start && args.start[view.token(c0 + i + 1)] == c0 + i + 1) sum = 0.f;
         sum += s.rows[i] - s.columns[i] - s.db[i] * s.b[i] + s.da[i] * s.a[i];
-        if (grads.dg) grads.dg[line.gate(c0 + i)] = sum;
+        if (grads.dg) grads.dg[view.gate(c0 + i)] = sum;
       }
     }
     for (int e = threadIdx.x; e < n * K; e += kThreads) {
-      store(grads.dq + line.q(c0 + e / K) + e % K, line.dq[e]);
-      store(grads.dk + line.q(c0 + e / K) + e % K, line.dk[e]);
+      store(grads.dq + view.q(c0 + e / K) + e % K, view.dq[e]);
+      store(grads.dk + view.q(c0 + e / K) + e % K, view.dk[e]);
     }
-    if (grads.dbeta && threadIdx.x < n) grads.dbeta[line.gate(c0 + threadIdx.x)] = s.dbeta[threadIdx.x];
+    if (grads.dbeta && threadIdx.x < n) grads.dbeta[view.gate(c0 + threadIdx.x)] = s.dbeta[threadIdx.x];
     // dS_in = a_n dS + dO^T diag(a) Q - Y^T diag(beta a) K, the two products as one over 2n
     product(
         V, K, 2 * n,
         [&](int v, int i) {
-          return i < n ? s.a[i] * d_o(c0 + i, v) : -s.beta[i - n] * s.a[i - n] * line.y[(i - n) * V + v];
+          return i < n ? s.a[i] * d_o(c0 + i, v) : -s.beta[i - n] * s.a[i - n] * view.y[(i - n) * V + v];
         },
         [&](int i, int k) { return i < n ? q(c0 + i, k) : key(c0 + i - n, k); },
         [&](int v, int k, float x) { dS[v * K + k] = s.a[n - 1] * dS[v * K + k] + x; });
@@ -413,12 +414,6 @@ void check(const ScanArgs<T>& args) {
 }
 
 template <class T>
-bool use_fast(const ScanArgs<T>& args) {
-  if constexpr (std::is_same_v<T, bf16>) return kernel_choice == KernelChoice::fast && fast_covers(args);
-  return false;
-}
-
-template <class T>
 void forward(const ScanArgs<T>& args, bool states_only) {
   CUDA_CHECK(
       cudaFuncSetAttribute(forward_kernel<T>, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Shared)));
@@ -433,12 +428,13 @@ void forward(const ScanArgs<T>& args, bool states_only) {
 
 template <class T>
 size_t scan_workspace_bytes(const ScanArgs<T>& args, bool backward) {
-  const int64_t forward_floats = ceil_div(args.V, kTileV) * Line<T>::scratch_floats(args.K, kTileV, false);
-  const int64_t backward_floats = backward ? Line<T>::scratch_floats(args.K, args.V, true) : 0;
+  const int64_t forward_floats =
+      ceil_div(args.V, kTileV) * HeadView<T>::scratch_floats(args.K, kTileV, false);
+  const int64_t backward_floats = backward ? HeadView<T>::scratch_floats(args.K, args.V, true) : 0;
   size_t bytes =
       static_cast<size_t>(args.B * args.H * std::max(forward_floats, backward_floats)) * sizeof(float);
   if constexpr (std::is_same_v<T, bf16>)
-    if (fast_covers(args)) bytes = std::max(bytes, fast_workspace_bytes(args, backward));
+    if (fast_covers(args, backward)) bytes = std::max(bytes, fast_workspace_bytes(args, backward));
   return bytes;
 }
 
@@ -446,7 +442,8 @@ template <class T>
 void scan_forward(const ScanArgs<T>& args) {
   check(args);
   if constexpr (std::is_same_v<T, bf16>)
-    if (use_fast(args) && !args.states) return fast_forward(args);
+    if (kernel_choice == KernelChoice::fast && !args.states && fast_covers(args, false))
+      return fast_forward(args);
   forward(args, false);
 }
 
@@ -454,6 +451,8 @@ template <class T>
 void scan_backward(const ScanArgs<T>& args, const ScanGrads<T>& grads) {
   check(args);
   PRISM_CHECK(args.states, "scan: the reverse pass needs args.states");
+  if constexpr (std::is_same_v<T, bf16>)
+    if (kernel_choice == KernelChoice::fast && fast_covers(args, true)) return fast_backward(args, grads);
   forward(args, true);
   CUDA_CHECK(
       cudaFuncSetAttribute(backward_kernel<T>, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Shared)));

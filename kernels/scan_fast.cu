@@ -45,22 +45,28 @@ struct Stage {
 
 enum class Walk { output, states, transition };
 
-template <int KP, bool output>
-__device__ void load_stage(const Stage<KP>& stage, const FastScan& f, int64_t pair, int64_t chunk,
+// Or, with `prefetch`, only brings it nearer.
+template <int KP, bool output, bool prefetch = false>
+__device__ void load_stage(const Stage<KP>& stage, const FastScan& f, const Line& line, int64_t chunk,
                            int64_t v0) {
   const int64_t c0 = chunk * kChunk, V = f.args.V;
   const int n = f.tokens(chunk), K = static_cast<int>(f.args.K);
   const int width = static_cast<int>(max(min(V - v0, int64_t{stage.value_units * 8}), int64_t{0}));
+  const auto fetch = [](const Tile& tile, const bf16* from, int64_t stride, int rows, int columns) {
+    prefetch ? prefetch_tile(from, stride, rows, min(columns, tile.units * 8))
+             : load_tile(tile, from, stride, rows, columns);
+  };
   for (int m = 0; m <= f.extra; ++m) {
-    load_tile(stage.key(m), f.key(m, pair, c0), f.key_stride(m), n, K);
+    fetch(stage.key(m), f.key(m, line, c0), f.key_stride(m), n, K);
     if (f.has_value(m))
-      load_tile(stage.value(m), f.args.w + f.value(m, pair, c0) + v0, f.value_stride(), n, width);
-    load_tile(stage.x(m), f.square(pair, chunk, m ? square_x(m) : square_T), kChunk, kChunk, kChunk);
-    if constexpr (output) load_tile(stage.p(m), f.square(pair, chunk, square_p(m)), kChunk, kChunk, kChunk);
+      fetch(stage.value(m), f.args.w + f.value(m, line, c0) + v0, f.value_stride(), n, width);
+    fetch(stage.x(m), f.square(line, chunk, m ? square_x(m) : square_T), kChunk, kChunk, kChunk);
+    if constexpr (output) fetch(stage.p(m), f.square(line, chunk, square_p(m)), kChunk, kChunk, kChunk);
   }
-  if constexpr (output) load_tile(stage.q(), f.args.q + f.at(pair, c0) * K, f.key_stride(0), n, K);
+  if constexpr (output) fetch(stage.q(), f.args.q + f.at(line, c0) * K, f.key_stride(0), n, K);
+  if constexpr (prefetch) return;
   const int i = static_cast<int>(threadIdx.x);
-  if (i < 3 * kChunk / 4) copy_async(stage.vectors() + i * 16, f.vector(pair, chunk) + i * 4, true);
+  if (i < 3 * kChunk / 4) copy_async(stage.vectors() + i * 16, f.vector(line, chunk) + i * 4, true);
   commit_copies();
 }
 
@@ -69,7 +75,8 @@ __global__ void __launch_bounds__(kWalkThreads, 1) forward_walk(FastScan f, int 
   extern __shared__ __align__(128) char memory[];
   constexpr bool output = walk == Walk::output;
   const int stage_bytes = Stage<KP>::bytes(f.extra, value_units, output);
-  const int64_t pair = blockIdx.x, segment = blockIdx.y, V = f.args.V;
+  const Line line = f.line(blockIdx.x);
+  const int64_t segment = blockIdx.y, V = f.args.V;
   const int K = static_cast<int>(f.args.K), lane_column = 2 * (static_cast<int>(threadIdx.x) % 4);
   // Rows of S in this block, and this warp's. Blocks past V carry the identity through a transition.
   const int64_t value_blocks = ceil_div(V, value_units * 8);
@@ -87,125 +94,130 @@ __global__ void __launch_bounds__(kWalkThreads, 1) forward_walk(FastScan f, int 
   StateRegisters<MT, KP> S = {};
   const int64_t row = (v0 + warp_v) * K;  // where this warp's part of a state begins
   const float* from = walk == Walk::transition ? nullptr
-                      : segment > 0            ? f.segment(pair, segment)
-                      : f.args.initial_state   ? f.args.initial_state + pair * V * K
+                      : segment > 0            ? f.segment(line, segment)
+                      : f.args.initial_state   ? f.args.initial_state + line.pair * V * K
                                                : nullptr;
   each_state<MT, KP>(S, K, height, [&](int v, int k, float& x0, float& x1) {
     if (from) x0 = from[row + v * K + k], x1 = from[row + v * K + k + 1];
     if (identity) x0 = v0 + warp_v + v == k, x1 = v0 + warp_v + v == k + 1;
   });
 
-  if (stages == 2) load_stage<KP, output>(stage_at(first), f, pair, first, load_v0);
+  if (stages == 2) load_stage<KP, output>(stage_at(first), f, line, first, load_v0);
   for (int64_t chunk = first; chunk < last; ++chunk) {
     const Stage<KP> stage = stage_at(chunk);
     const int n = f.tokens(chunk);
-    if (stages == 1) load_stage<KP, output>(stage, f, pair, chunk, load_v0);
+    if (stages == 1) load_stage<KP, output>(stage, f, line, chunk, load_v0);
     wait_copies<0>();
     __syncthreads();  // this chunk is here, and nobody still reads the one before
     if (stages == 2 && chunk + 1 < last)
-      load_stage<KP, output>(stage_at(chunk + 1), f, pair, chunk + 1, load_v0);
+      load_stage<KP, output>(stage_at(chunk + 1), f, line, chunk + 1, load_v0);
+    if (stages == 1 && chunk + 1 < last) load_stage<KP, output, true>(stage, f, line, chunk + 1, load_v0);
     const float* a = reinterpret_cast<const float*>(memory + (stage.vectors() - shared_address(memory)));
     const float *b = a + kChunk, *beta = b + kChunk;
     if constexpr (walk == Walk::states)
-      store_state<MT, KP>(reinterpret_cast<bf16*>(f.args.states) + (pair * f.chunks + chunk) * V * K + row, K,
-                          S, height);
+      store_state<MT, KP>(f.states() + (line.pair * f.chunks + chunk) * V * K + row, K, S, height);
 
     // R = W_1 - diag(beta) (diag(a) K S^T + sum_m (Gamma^- . X_m) W_m)
-    TokenSums<MT> x;
-    TokenOperand<MT> u;
-    clear<MT>(x);
-    add_state_key<MT, KP>(x, S, stage.key(0));
-    scale_tokens<MT>(x, a);
-    for (int m = 1; m <= f.extra; ++m) {
-      add_lower<MT>(x, FromTile<MT>{stage.value(m), warp_v}, stage.x(m));
-    }
+    HalfSums<MT> x;
+    TokenOperand<MT> u, o;
     const bool has_value = f.has_value(0);
 #pragma unroll
-    for (int mt = 0; mt < MT; ++mt)
-#pragma unroll
-      for (int p = 0; p < 4; ++p) {
-        FragmentA r = {};
-        if (has_value) stage.value(0).a_transposed(r, warp_v + 16 * mt, 16 * p);
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {  // the words of an A fragment are those of two accumulators
-          const float2 s = *reinterpret_cast<const float2*>(beta + 16 * p + 8 * (i / 2) + lane_column);
-          float(&c)[4] = x[mt][2 * p + i / 2];
-          c[i % 2 * 2] = low_bf16(r[i]) - s.x * c[i % 2 * 2];
-          c[i % 2 * 2 + 1] = high_bf16(r[i]) - s.y * c[i % 2 * 2 + 1];
-        }
-      }
-    // U = T R
-    to_operand<MT>(u, x);
-    clear<MT>(x);
-    add_lower<MT>(x, FromRegisters<MT>{u}, stage.x(0));
-    to_operand<MT>(u, x);
-    const int64_t at = f.at(pair, chunk * kChunk) * V + v0 + warp_v;
-    if constexpr (walk == Walk::states) store_tokens<MT>(f.u + at, f.args.H * V, x, n, height);
-    // O = diag(a) Q S^T + sum_m (Gamma . P_m) W_m
-    if constexpr (output) {
+    for (int h = 0; h < 2; ++h) {
       clear<MT>(x);
-      add_state_key<MT, KP>(x, S, stage.q());
-      scale_tokens<MT>(x, a);
-      add_lower<MT>(x, FromRegisters<MT>{u}, stage.p(0));
-      for (int m = 1; m <= f.extra; ++m) {
-        add_lower<MT>(x, FromTile<MT>{stage.value(m), warp_v}, stage.p(m));
-      }
-      store_tokens<MT>(f.args.o + at, f.args.H * V, x, n, height);
+      add_state_key<MT, KP>(x, S, stage.key(0), h);
+      scale_tokens<MT>(x, a, h);
+      for (int m = 1; m <= f.extra; ++m)
+        add_lower<MT, false>(x, FromTile<MT>{stage.value(m), warp_v}, stage.x(m), h);
+#pragma unroll
+      for (int mt = 0; mt < MT; ++mt)
+#pragma unroll
+        for (int p = 0; p < 2; ++p) {
+          FragmentA w = {};
+          if (has_value) stage.value(0).a_transposed(w, warp_v + 16 * mt, 32 * h + 16 * p);
+#pragma unroll
+          for (int i = 0; i < 4; ++i) {  // the words of an A fragment are those of two accumulators
+            const float2 s =
+                *reinterpret_cast<const float2*>(beta + 32 * h + 16 * p + 8 * (i / 2) + lane_column);
+            Accumulator& c = x[mt][2 * p + i / 2];
+            c[i % 2 * 2] = low_bf16(w[i]) - s.x * c[i % 2 * 2];
+            c[i % 2 * 2 + 1] = high_bf16(w[i]) - s.y * c[i % 2 * 2 + 1];
+          }
+        }
+      to_operand<MT>(u, x, h);
     }
+    // U = T R
+    multiply_lower<MT, false>(u, stage.x(0));
+    const int64_t at = f.at(line, chunk * kChunk) * V + v0 + warp_v;
+    if constexpr (walk == Walk::states) store_tokens<MT>(f.u + at, f.args.H * V, u, n, height, 0, 4);
+    // O = diag(a) Q S^T + sum_m (Gamma . P_m) W_m
+    if constexpr (output)
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        clear<MT>(x);
+        add_state_key<MT, KP>(x, S, stage.q(), h);
+        scale_tokens<MT>(x, a, h);
+        add_lower<MT, false>(x, FromRegisters<MT>{u}, stage.p(0), h);
+        for (int m = 1; m <= f.extra; ++m)
+          add_lower<MT, false>(x, FromTile<MT>{stage.value(m), warp_v}, stage.p(m), h);
+        to_operand<MT>(o, x, h);
+        store_tokens<MT>(f.args.o + at, f.args.H * V, o, n, height, 2 * h, 2 * h + 2);
+      }
     // S' = a_n S + sum_m (diag(b) W_m)^T kappa_m
-    const float a_n = a[n - 1];
-#pragma unroll
-    for (int mt = 0; mt < MT; ++mt)
-#pragma unroll
-      for (int kt = 0; kt < KP / 8; ++kt)
-#pragma unroll
-        for (int c = 0; c < 4; ++c) S[mt][kt][c] *= a_n;
+    scale_state<MT, KP>(S, a[n - 1]);
     scale_operand<MT>(u, b);
     add_outer<MT, KP>(S, FromRegisters<MT>{u}, stage.key(0));
-    for (int m = 1; m <= f.extra; ++m) {
+    for (int m = 1; m <= f.extra; ++m)
       add_outer<MT, KP>(S, FromTile<MT>{stage.value(m), warp_v, b}, stage.key(m));
-    }
     if (stages == 1) __syncthreads();
   }
 
-  float* to = walk == Walk::transition ? f.segment(pair, segment) + (identity ? V * K : 0)
-              : last == f.chunks && f.args.final_state && output ? f.args.final_state + pair * V * K
+  float* to = walk == Walk::transition ? f.segment(line, segment) + (identity ? V * K : 0)
+              : last == f.chunks && f.args.final_state && output ? f.args.final_state + line.pair * V * K
                                                                  : nullptr;
   if (to)
     each_state<MT, KP>(S, K, height, [&](int v, int k, float& x0, float& x1) {
       *reinterpret_cast<float2*>(to + row + v * K + k) = {x0, x1};
+      if (identity) to[K * K + k * K + v0 + warp_v + v] = x0, to[K * K + (k + 1) * K + v0 + warp_v + v] = x1;
     });
 }
 
-// Chains the segments: replaces each one's own final state Psi by its incoming state, S <- S Phi + Psi. A
-// block has 16 rows of S of one pair, a thread some columns of them.
-constexpr int kChainRows = 16, kChainThreads = 256;
-__global__ void __launch_bounds__(kChainThreads) chain_segments(FastScan f) {
-  extern __shared__ float S[];  // [16][K]
-  const int K = static_cast<int>(f.args.K),
-            rows = static_cast<int>(min(f.args.V - blockIdx.y * kChainRows, int64_t{kChainRows}));
-  const int64_t pair = blockIdx.x, at = blockIdx.y * kChainRows * K;
-  const float* initial = f.args.initial_state;
-  for (int e = static_cast<int>(threadIdx.x); e < rows * K; e += kChainThreads)
-    S[e] = initial ? initial[pair * f.args.V * K + at + e] : 0.f;
-  for (int s = 0; s < f.segment_count; ++s) {
-    float* psi = f.segment(pair, s) + at;
-    const float* phi = f.segment(pair, s) + f.args.V * K;
-    float next[kChainRows * 256 / kChainThreads];
-    __syncthreads();
+// S <- S Phi + Psi from segment to segment, or S <- S Phi^T + Psi backwards; each S takes its Psi's place. A
+// block has 8 rows of S of one pair; thread (column, part) sums a quarter of the products for one column of
+// them.
+constexpr int kChainRows = 8, kChainParts = 4;
+__global__ void __launch_bounds__(1024) chain_kernel(FastScan f, const float* boundary, bool reverse) {
+  extern __shared__ float4 shared_S[];  // [K][8], then the parts' sums, [4][8][K]
+  const int K = static_cast<int>(f.args.K), column = static_cast<int>(threadIdx.x),
+            part = static_cast<int>(threadIdx.y);
+  float *S = reinterpret_cast<float*>(shared_S), *sums = S + K * kChainRows;
+  const Line line = f.line(blockIdx.x);
+  const int64_t at = blockIdx.y * kChainRows * K + column;
+  for (int r = part; r < kChainRows; r += kChainParts)
+    S[column * kChainRows + r] = boundary ? boundary[line.pair * f.args.V * K + at + r * K] : 0.f;
+  for (int i = 0; i < f.segment_count; ++i) {
+    float* psi = f.segment(line, reverse ? f.segment_count - 1 - i : i);
+    const float* phi = psi + (f.args.V + (reverse ? K : 0)) * K + column;
+    psi += at;
+    float next[kChainRows] = {};
 #pragma unroll
-    for (int i = 0; i < kChainRows * 256 / kChainThreads; ++i) {
-      const int e = static_cast<int>(threadIdx.x) + i * kChainThreads;
-      if (e >= rows * K) continue;
-      float sum = psi[e];
-      for (int k = 0; k < K; ++k) sum += S[e / K * K + k] * phi[k * K + e % K];
-      next[i] = sum, psi[e] = S[e];
+    for (int r = 0; r < kChainRows; ++r)
+      if (r % kChainParts == part) next[r] = psi[r * K];
+    __syncthreads();
+#pragma unroll 16
+    for (int k = part * (K / kChainParts); k < (part + 1) * (K / kChainParts); ++k) {
+      const float p = phi[k * K];
+      const float4 x = shared_S[2 * k], y = shared_S[2 * k + 1];
+      next[0] += x.x * p, next[1] += x.y * p, next[2] += x.z * p, next[3] += x.w * p;
+      next[4] += y.x * p, next[5] += y.y * p, next[6] += y.z * p, next[7] += y.w * p;
     }
-    __syncthreads();
 #pragma unroll
-    for (int i = 0; i < kChainRows * 256 / kChainThreads; ++i) {
-      const int e = static_cast<int>(threadIdx.x) + i * kChainThreads;
-      if (e < rows * K) S[e] = next[i];
+    for (int r = 0; r < kChainRows; ++r) sums[(part * kChainRows + r) * K + column] = next[r];
+    __syncthreads();
+    for (int r = part; r < kChainRows; r += kChainParts) {
+      float sum = 0.f;
+      for (int q = 0; q < kChainParts; ++q) sum += sums[(q * kChainRows + r) * K + column];
+      psi[r * K] = S[column * kChainRows + r];
+      S[column * kChainRows + r] = sum;
     }
   }
 }
@@ -246,7 +258,7 @@ int walk_bytes(const ScanArgs<bf16>& args, int units) {
 
 // Cuts the problem for this card and lays out the workspace; returns its size.
 size_t plan(FastScan& f, const ScanArgs<bf16>& args, bool backward) {
-  f.args = args;
+  f.args = args, f.backward = backward;
   f.pairs = args.B * args.H, f.chunks = args.chunks(), f.extra = static_cast<int>(args.extra_keys());
   const int64_t processors = context().multiprocessors,
                 available = static_cast<int64_t>(context().shared_memory);
@@ -272,24 +284,34 @@ size_t plan(FastScan& f, const ScanArgs<bf16>& args, bool backward) {
   };
   take(f.squares, f.pairs * f.chunks * f.squares_per_chunk() * kSquare);
   take(f.vectors, f.pairs * f.chunks * 3 * kChunk);
-  if (f.segment_count > 1) take(f.segments, f.pairs * f.segment_count * (args.V + args.K) * args.K);
-  if (backward) take(f.u, args.B * args.T_len * args.H * args.V);
+  if (f.segment_count > 1) take(f.segments, f.pairs * f.segment_count * (args.V + 2 * args.K) * args.K);
+  const int64_t tokens = args.B * args.T_len * args.H;
+  if (backward) take(f.u, tokens * args.V);
+  if (backward && args.own_first_key) take(f.y, tokens * args.V);
+  if (backward && args.K > 128) take(f.second_dg, tokens), take(f.second_dbeta, tokens);
   return static_cast<size_t>(at - static_cast<char*>(args.workspace));
 }
 
-void start_segments(const FastScan& f) {
+void start(const FastScan& f) {
+  launch_prepare(f);
   if (f.segment_count == 1) return;
   launch_walk<Walk::transition>(f);
-  const dim3 grid(static_cast<unsigned>(f.pairs), static_cast<unsigned>(ceil_div(f.args.V, kChainRows)));
-  chain_segments<<<grid, kChainThreads, static_cast<size_t>(kChainRows * f.args.K) * sizeof(float),
-                   stream()>>>(f);
-  CUDA_CHECK_LAUNCH();
+  chain_segments(f, f.args.initial_state, false);
 }
 
 }  // namespace
 
-bool fast_covers(const ScanArgs<bf16>& args) {
-  return walk_bytes(args, 8) <= static_cast<int>(context().shared_memory) &&
+void chain_segments(const FastScan& f, const float* boundary, bool reverse) {
+  const dim3 grid(static_cast<unsigned>(f.pairs), static_cast<unsigned>(f.args.V / kChainRows));
+  const auto K = static_cast<unsigned>(f.args.K);
+  const size_t bytes = K * kChainRows * (1 + kChainParts) * sizeof(float);
+  chain_kernel<<<grid, dim3(K, kChainParts), bytes, stream()>>>(f, boundary, reverse);
+  CUDA_CHECK_LAUNCH();
+}
+
+bool fast_covers(const ScanArgs<bf16>& args, bool backward) {
+  const int available = static_cast<int>(context().shared_memory);
+  return walk_bytes(args, 8) <= available && (!backward || gradients_bytes(args) <= available) &&
          args.B * args.H * args.chunks() < int64_t{1} << 31;
 }
 
@@ -301,16 +323,16 @@ size_t fast_workspace_bytes(const ScanArgs<bf16>& args, bool backward) {
 void fast_forward(const ScanArgs<bf16>& args) {
   FastScan f;
   plan(f, args, false);
-  launch_prepare(f, false);
-  start_segments(f);
+  start(f);
   launch_walk<Walk::output>(f);
 }
 
-void fast_states(FastScan& f, const ScanArgs<bf16>& args) {
+FastScan fast_states(const ScanArgs<bf16>& args) {
+  FastScan f;
   plan(f, args, true);
-  launch_prepare(f, true);
-  start_segments(f);
+  start(f);
   launch_walk<Walk::states>(f);
+  return f;
 }
 
 }  // namespace prism::cuda

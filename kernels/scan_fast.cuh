@@ -17,43 +17,66 @@ namespace prism::cuda {
 inline constexpr int kChunk = 64;  // C, tokens
 inline constexpr int kSquare = kChunk * kChunk;
 
+// One batch row and head.
+struct Line {
+  int64_t pair, row, head;
+};
+
 // The problem and where its scratch stands. Per (pair of row and head, chunk): `squares` of bf16,
-//   T, then Gamma^- . X_m and Gamma . P_m for m = 0..M
+//   T, then Gamma^- . X_m and Gamma . P_m for m = 0..M, and, for the reverse pass, Gamma
 // and vectors a, b, beta [3][C] in float.
 struct FastScan {
   ScanArgs<bf16> args;
   bf16* squares = nullptr;
   float* vectors = nullptr;
-  bf16* u = nullptr;          // [B,T,H,V] U, for the reverse pass
-  float* segments = nullptr;  // [pairs][count][V + K][K]: a segment's own final state, and its transition
+  bf16* u = nullptr;  // [B,T,H,V] U, for the reverse pass
+  float* segments =
+      nullptr;  // [pairs][count][V + 2 K][K]: a segment's own final state, its transition Phi, Phi^T
   int64_t pairs = 0, chunks = 0;
   int64_t segment_chunks = 0;  // chunks a segment has
   int segment_count = 1;
   int walk_units = 0;  // rows of S that a block of a walk has, over 8
   int extra = 0;       // M
+  bool backward = false;
+  bf16* y = nullptr;                                    // [B,T,H,V] Y, where dw_1 is another thing
+  float *second_dg = nullptr, *second_dbeta = nullptr;  // [B,T,H] the share of columns 128.. of K
 
-  __host__ __device__ int squares_per_chunk() const { return 1 + 2 * (1 + extra); }
-  __device__ bf16* square(int64_t pair, int64_t chunk, int i) const {
-    return squares + ((pair * chunks + chunk) * squares_per_chunk() + i) * kSquare;
+  __host__ __device__ int squares_per_chunk() const { return 1 + 2 * (1 + extra) + backward; }
+  // args.states holds, in bf16, S before each chunk and then dS after it: two [pairs][chunks][V][K].
+  __device__ bf16* states() const { return reinterpret_cast<bf16*>(args.states); }
+  __device__ bf16* dstates() const { return states() + pairs * chunks * args.V * args.K; }
+  __device__ Line line(uint32_t pair) const {
+    const auto H = static_cast<uint32_t>(args.H);
+    return {pair, pair / H, pair % H};
   }
-  __device__ float* vector(int64_t pair, int64_t chunk) const {
-    return vectors + (pair * chunks + chunk) * 3 * kChunk;
+  __device__ bf16* square(const Line& l, int64_t chunk, int i) const {
+    return squares + ((l.pair * chunks + chunk) * squares_per_chunk() + i) * kSquare;
   }
-  __device__ float* segment(int64_t pair, int64_t s) const {
-    return segments + (pair * segment_count + s) * (args.V + args.K) * args.K;
+  __device__ float* vector(const Line& l, int64_t chunk) const {
+    return vectors + (l.pair * chunks + chunk) * 3 * kChunk;
   }
-  // The first element of token t's vectors, heads and writes apart.
-  __device__ int64_t token(int64_t pair, int64_t t) const { return pair / args.H * args.T_len + t; }
-  __device__ int64_t at(int64_t pair, int64_t t) const { return token(pair, t) * args.H + pair % args.H; }
-  __device__ const bf16* key(int m, int64_t pair, int64_t t) const {
-    return m == 0 ? args.k + at(pair, t) * args.K
-                  : args.kappa + ((token(pair, t) * extra + m - 1) * args.H + pair % args.H) * args.K;
+  __device__ float* segment(const Line& l, int64_t s) const {
+    return segments + (l.pair * segment_count + s) * (args.V + 2 * args.K) * args.K;
+  }
+  // The first element of token t's vectors: gates, then keys and values of a write.
+  __device__ int64_t token(const Line& l, int64_t t) const { return l.row * args.T_len + t; }
+  __device__ int64_t at(const Line& l, int64_t t) const { return token(l, t) * args.H + l.head; }
+  __device__ int64_t kappa(int m, const Line& l, int64_t t) const {
+    return ((token(l, t) * extra + m - 1) * args.H + l.head) * args.K;
+  }
+  __device__ const bf16* key(int m, const Line& l, int64_t t) const {
+    return m == 0 ? args.k + at(l, t) * args.K : args.kappa + kappa(m, l, t);
   }
   __device__ int64_t key_stride(int m) const { return (m == 0 ? 1 : extra) * args.H * args.K; }
-  __device__ int64_t value(int m, int64_t pair, int64_t t) const {
-    return ((token(pair, t) * args.L + m - args.own_first_key) * args.H + pair % args.H) * args.V;
+  __device__ int64_t value(int m, const Line& l, int64_t t) const {
+    return ((token(l, t) * args.L + m - args.own_first_key) * args.H + l.head) * args.V;
   }
   __device__ int64_t value_stride() const { return args.L * args.H * args.V; }
+  // Y is dw_1 where write 1 shares k.
+  __device__ bf16* y_at(const ScanGrads<bf16>& grads, const Line& l, int64_t t) const {
+    return has_value(0) ? grads.dw + value(0, l, t) : y + at(l, t) * args.V;
+  }
+  __device__ int64_t y_stride() const { return has_value(0) ? value_stride() : args.H * args.V; }
   __device__ bool has_value(int m) const { return m > 0 || !args.own_first_key; }
   __device__ int tokens(int64_t chunk) const {
     return static_cast<int>(min(args.T_len - chunk * kChunk, int64_t{kChunk}));
@@ -68,9 +91,17 @@ __host__ __device__ constexpr int square_p(int m) { return 2 + 2 * m; }
 void fast_states(FastScan& f, const ScanArgs<bf16>& args);
 
 // True when the fast kernels cover this problem's shape on this card.
-void launch_prepare(const FastScan& f, bool backward);
+void launch_prepare(const FastScan& f);
+// Plans the reverse pass and fills, from the inputs, the first half of args.states, and u.
+FastScan fast_states(const ScanArgs<bf16>& args);
+// From each segment's own result to its incoming state: forward from `boundary` [B,H,V,K] before the first
+// (null: 0), in reverse, with the transposed transitions, from `boundary` after the last.
+void chain_segments(const FastScan& f, const float* boundary, bool reverse);
+void launch_gradients(const FastScan& f, const ScanGrads<bf16>& grads);
+int gradients_bytes(const ScanArgs<bf16>& args);  // of shared memory
 
-bool fast_covers(const ScanArgs<bf16>& args);
+// True when the fast kernels cover this problem's shape on this card.
+bool fast_covers(const ScanArgs<bf16>& args, bool backward);
 size_t fast_workspace_bytes(const ScanArgs<bf16>& args, bool backward);
 void fast_forward(const ScanArgs<bf16>& args);
 void fast_backward(const ScanArgs<bf16>& args, const ScanGrads<bf16>& grads);

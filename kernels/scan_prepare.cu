@@ -6,6 +6,8 @@
 // goes by blocks of 16: the diagonal ones by forward substitution, a column a lane, in float; below them T_ij
 // = -T_ii sum_k M_ik T_kj, warp j on column j, in tf32 (2^-11, against the 2^-9 that T is then stored with).
 // Rank 1, K 128: 32 KiB in, 24 KiB out, about 3 MFLOP a chunk: bound by memory.
+#include <algorithm>
+
 #include "kernels/scan_fast.cuh"
 
 namespace prism::cuda {
@@ -18,43 +20,71 @@ constexpr int kRow = kChunk + 4;  // floats; 4 more spread the rows over the ban
 using Square = float[kChunk][kRow];
 
 struct Floats {
-  Square gamma;  // then T
-  Square m0;     // M_0
+  Square m0;  // M_0
   float g[kChunk], beta[kChunk];
-  int start[kChunk];
+  float since[kChunk], until[kChunk];  // decay since the start of a token's block of 16, and until its end
+  float block[4];                      // log decay over each block
+  float diagonal[4][16][17];           // Gamma's diagonal blocks
+  int start[kChunk];                   // of the document, from the chunk's first token; -1: before it
 };
+using Gamma = float[8][4];  // this lane's part, as the accumulators of rows 16 w..
 
-// Gamma, and a, b, beta into `vector`. Sums of log decays run from their own start, so -1e4 and -inf are
-// exact.
-__device__ void decays(Floats& s, const FastScan& f, int64_t pair, int64_t chunk, int n) {
+// Gamma, and a, b, beta into `vector`. A decay over tokens of several blocks is the product of the decays
+// until the end of the first, over those between and since the start of the last: each the exponential of a
+// sum of its own, never of a difference, so -1e4 and -inf are exact.
+__device__ void decays(Gamma& gamma, Floats& s, const FastScan& f, const Line& line, int chunk, int n,
+                       int w) {
   const ScanArgs<bf16>& args = f.args;
-  const int64_t c0 = chunk * kChunk;
-  const int j = static_cast<int>(threadIdx.x);
+  const int64_t c0 = int64_t{chunk} * kChunk;
+  const int j = static_cast<int>(threadIdx.x), lane = j % kWarp, g = lane / 4, t = lane % 4;
   if (j < kChunk) {
-    const int64_t at = f.at(pair, c0 + j);
-    s.g[j] = args.g && j < n ? args.g[at] : 0.f;
+    const int64_t at = f.at(line, c0 + j);
+    const float log_decay = args.g && j < n ? args.g[at] : 0.f;
+    float since = log_decay, until = __shfl_down_sync(0xffffffffu, log_decay, 1, 16);
+    if (j % 16 == 15) until = 0.f;
+#pragma unroll
+    for (int d = 1; d < 16; d *= 2) {
+      const float x = __shfl_up_sync(0xffffffffu, since, d, 16),
+                  y = __shfl_down_sync(0xffffffffu, until, d, 16);
+      if (j % 16 >= d) since += x;
+      if (j % 16 < 16 - d) until += y;
+    }
+    s.g[j] = log_decay, s.since[j] = __expf(since), s.until[j] = __expf(until);
+    if (j % 16 == 15) s.block[j / 16] = since;
     s.beta[j] = args.beta && j < n ? args.beta[at] : 0.f;
     s.start[j] =
-        args.start && j < n ? static_cast<int>(max(args.start[f.token(pair, c0 + j)] - c0, int64_t{-1})) : -1;
+        args.start && j < n ? static_cast<int>(max(args.start[f.token(line, c0 + j)] - c0, int64_t{-1})) : -1;
   }
   __syncthreads();
-  float* vector = f.vector(pair, chunk);
   if (j < kChunk) {
-    float sum = 0.f, gamma = 0.f;
-    for (int i = 0; i < kChunk; ++i) {
-      if (i > j) sum += s.g[i];
-      gamma = i >= j && j >= s.start[i] && i < n ? __expf(sum) : 0.f;
-      s.gamma[i][j] = gamma;
-      if (i == n - 1) vector[kChunk + j] = gamma;
-    }
+    float before = 1.f, after = 1.f;
+    for (int q = 0; q < 4; ++q) (q < j / 16 ? before : after) *= q == j / 16 ? 1.f : __expf(s.block[q]);
+    float* vector = f.vector(line, chunk);
+    const bool running = s.start[j] < 0 || (c0 == 0 && s.start[j] == 0);  // start < max(c0, 1)
+    vector[j] = running && j < n ? before * s.since[j] : 0.f;
+    vector[kChunk + j] = j >= s.start[n - 1] && j < n ? s.until[j] * after : 0.f;
     vector[2 * kChunk + j] = s.beta[j];
-  } else if (j == kChunk) {
+  }
+  if (lane < 16) {
     float sum = 0.f;
-    for (int i = 0; i < kChunk; ++i) {
-      sum += s.g[i];
-      // running before the chunk: start < max(c0, 1)
-      const bool running = s.start[i] < 0 || (c0 == 0 && s.start[i] == 0);
-      vector[i] = running && i < n ? __expf(sum) : 0.f;
+#pragma unroll
+    for (int i = 0; i < 16; ++i) {
+      if (i > lane) sum += s.g[16 * w + i];
+      s.diagonal[w][i][lane] = i >= lane ? __expf(sum) : 0.f;
+    }
+  }
+  __syncwarp();
+  float between = 1.f;
+#pragma unroll
+  for (int block = 3; block >= 0; --block) {
+    if (block < w - 1) between *= __expf(s.block[block + 1]);
+#pragma unroll
+    for (int e = 0; e < 8; ++e) {
+      const int row = g + 8 * (e / 2 % 2), column = 8 * (e / 4) + 2 * t + e % 2, i = 16 * w + row;
+      const float decay =
+          block == w ? s.diagonal[w][row][column] : s.since[i] * between * s.until[16 * block + column];
+      const bool within = block <= w && 16 * block + column >= s.start[i] && i < n;
+      gamma[2 * block + e / 4][e % 4] = within ? decay : 0.f;
     }
   }
 }
@@ -80,8 +110,9 @@ __device__ void key_product(float (&x)[8][4], const Tile& left, const Tile& righ
   }
 }
 
-// x . Gamma, strictly below the diagonal if `strict`, to a square of bf16; and diag(beta) times it to `m0`.
-__device__ void store_square(bf16* to, const float (&x)[8][4], Floats& s, int w, bool strict, bool keep) {
+// x . Gamma, without the diagonal if `strict`, to a square of bf16; and diag(beta) times it to M_0 if `keep`.
+__device__ void store_square(bf16* to, const float (&x)[8][4], const Gamma& gamma, Floats& s, int w,
+                             bool strict, bool keep) {
   const int lane = static_cast<int>(threadIdx.x) % kWarp, g = lane / 4, t = lane % 4;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
@@ -92,9 +123,8 @@ __device__ void store_square(bf16* to, const float (&x)[8][4], Floats& s, int w,
 #pragma unroll
       for (int q = 0; q < 4; ++q) {
         const int nt = 4 * quarter + q, j = 8 * nt + 2 * t;
-        const float2 gamma = *reinterpret_cast<const float2*>(&s.gamma[i][j]);
-        const float x0 = strict && j >= i ? 0.f : gamma.x * x[nt][2 * half];
-        const float x1 = strict && j + 1 >= i ? 0.f : gamma.y * x[nt][2 * half + 1];
+        const float x0 = strict && j == i ? 0.f : gamma[nt][2 * half] * x[nt][2 * half];
+        const float x1 = strict && j + 1 == i ? 0.f : gamma[nt][2 * half + 1] * x[nt][2 * half + 1];
         if (keep) *reinterpret_cast<float2*>(&s.m0[i][j]) = {s.beta[i] * x0, s.beta[i] * x1};
         words[q] = pack_bf16(x0, x1);
       }
@@ -147,7 +177,13 @@ __device__ void invert(Square& T, const Square& M, int w) {
   for (int i = 0; i < 16; ++i) {
     x[i] = i == column ? 1.f : 0.f;
 #pragma unroll
-    for (int j = 0; j < i; ++j) x[i] -= M[d + i][d + j] * x[j];
+    for (int j = 0; j < i; j += 4) {
+      const float4 m = *reinterpret_cast<const float4*>(&M[d + i][d + j]);  // zero on and above the diagonal
+      x[i] -= m.x * x[j];
+      if (j + 1 < i) x[i] -= m.y * x[j + 1];
+      if (j + 2 < i) x[i] -= m.z * x[j + 2];
+      if (j + 3 < i) x[i] -= m.w * x[j + 3];
+    }
   }
   if (lane < 16)
 #pragma unroll
@@ -166,60 +202,81 @@ __device__ void invert(Square& T, const Square& M, int w) {
   __syncthreads();
 }
 
+// The tiles of q and k, which T takes over, and of kappa.
 template <int KP>
-__global__ void __launch_bounds__(kThreads) prepare_kernel(FastScan f, bool backward) {
+constexpr int tile_bytes(int extra) {
+  return std::max((extra ? 3 : 2) * kChunk * KP * 2, static_cast<int>(sizeof(Square)));
+}
+
+template <int KP>
+__global__ void __launch_bounds__(kThreads, 4) prepare_kernel(FastScan f) {
   extern __shared__ __align__(128) char memory[];
-  Floats& s = *reinterpret_cast<Floats*>(memory + (f.extra ? 3 : 2) * kChunk * KP * 2);
+  Floats& s = *reinterpret_cast<Floats*>(memory + tile_bytes<KP>(f.extra));
+  Square& T = *reinterpret_cast<Square*>(memory);
   const uint32_t tiles = shared_address(memory);
   const Tile k{tiles, KP / 8}, q{tiles + kChunk * KP * 2, KP / 8}, kappa{tiles + 2 * kChunk * KP * 2, KP / 8};
-  const int64_t chunk = blockIdx.x % f.chunks, pair = blockIdx.x / f.chunks, c0 = chunk * kChunk;
-  const int n = f.tokens(chunk), w = static_cast<int>(threadIdx.x) / kWarp, K = static_cast<int>(f.args.K);
-  load_tile(k, f.key(0, pair, c0), f.key_stride(0), n, K);
-  load_tile(q, f.args.q + f.at(pair, c0) * K, f.key_stride(0), n, K);
+  const auto chunks = static_cast<uint32_t>(f.chunks);
+  const int chunk = static_cast<int>(blockIdx.x % chunks), n = f.tokens(chunk),
+            K = static_cast<int>(f.args.K);
+  const int64_t c0 = int64_t{chunk} * kChunk;
+  const Line line = f.line(blockIdx.x / chunks);
+  const int w = static_cast<int>(threadIdx.x) / kWarp;
+  load_tile(k, f.key(0, line, c0), f.key_stride(0), n, K);
+  load_tile(q, f.args.q + f.at(line, c0) * K, f.key_stride(0), n, K);
   commit_copies();
-  decays(s, f, pair, chunk, n);
+  Gamma gamma;
+  decays(gamma, s, f, line, chunk, n, w);
   float x[8][4];
+  if (f.backward) {
+    for (auto& tile : x)
+      for (float& one : tile) one = 1.f;
+    store_square(f.square(line, chunk, f.squares_per_chunk() - 1), x, gamma, s, w, false, false);
+  }
+  if (f.extra) load_tile(kappa, f.key(f.extra, line, c0), f.key_stride(f.extra), n, K);
+  commit_copies();
   for (int m = f.extra; m >= 0; --m) {
-    if (m > 0) load_tile(kappa, f.key(m, pair, c0), f.key_stride(m), n, K);
-    commit_copies();
     wait_copies<0>();
     __syncthreads();
-    const Tile& key = m > 0 ? kappa : k;
+    const Tile key = m > 0 ? kappa : k;
+    float y[8][4];
     key_product<KP>(x, k, key, w);
-    store_square(m > 0 || backward ? f.square(pair, chunk, square_x(m)) : nullptr, x, s, w, true, m == 0);
-    key_product<KP>(x, q, key, w);
-    store_square(f.square(pair, chunk, square_p(m)), x, s, w, false, false);
+    key_product<KP>(y, q, key, w);
     __syncthreads();
+    if (m > 1) load_tile(kappa, f.key(m - 1, line, c0), f.key_stride(m - 1), n, K);
+    commit_copies();
+    store_square(m > 0 || f.backward ? f.square(line, chunk, square_x(m)) : nullptr, x, gamma, s, w, true,
+                 m == 0);
+    store_square(f.square(line, chunk, square_p(m)), y, gamma, s, w, false, false);
   }
-  invert(s.gamma, s.m0, w);
-  bf16* T = f.square(pair, chunk, square_T);
+  __syncthreads();
+  invert(T, s.m0, w);
+  bf16* to = f.square(line, chunk, square_T);
   for (int e = static_cast<int>(threadIdx.x); e < kSquare / 8; e += kThreads) {
     const int i = e / 8, j = e % 8 * 8;
     const bool below = j / 16 <= i / 16;
     uint32_t words[4];
 #pragma unroll
-    for (int c = 0; c < 4; ++c)
-      words[c] = below ? pack_bf16(s.gamma[i][j + 2 * c], s.gamma[i][j + 2 * c + 1]) : 0;
-    store_words(T + i * kChunk + j, words);
+    for (int c = 0; c < 4; ++c) words[c] = below ? pack_bf16(T[i][j + 2 * c], T[i][j + 2 * c + 1]) : 0;
+    store_words(to + i * kChunk + j, words);
   }
 }
 
 }  // namespace
 
-void launch_prepare(const FastScan& f, bool backward) {
-  const auto launch = [&](auto kernel, int KP) {
-    const size_t bytes = static_cast<size_t>(f.extra ? 3 : 2) * kChunk * KP * 2 + sizeof(Floats);
+void launch_prepare(const FastScan& f) {
+  const auto launch = [&](auto kernel, int tiles) {
+    const size_t bytes = static_cast<size_t>(tiles) + sizeof(Floats);
     CUDA_CHECK(
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)));
-    kernel<<<static_cast<unsigned>(f.pairs * f.chunks), kThreads, bytes, stream()>>>(f, backward);
+    kernel<<<static_cast<unsigned>(f.pairs * f.chunks), kThreads, bytes, stream()>>>(f);
     CUDA_CHECK_LAUNCH();
   };
   if (f.args.K <= 64)
-    launch(prepare_kernel<64>, 64);
+    launch(prepare_kernel<64>, tile_bytes<64>(f.extra));
   else if (f.args.K <= 128)
-    launch(prepare_kernel<128>, 128);
+    launch(prepare_kernel<128>, tile_bytes<128>(f.extra));
   else
-    launch(prepare_kernel<256>, 256);
+    launch(prepare_kernel<256>, tile_bytes<256>(f.extra));
 }
 
 }  // namespace prism::cuda

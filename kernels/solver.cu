@@ -6,216 +6,231 @@ namespace prism::cuda {
 
 namespace {
 
-constexpr int kThreads = 256;
+constexpr int kThreads = 256, kBackThreads = 128;
 constexpr int kMostWrites = 8;  // L; the values of a token's writes live in registers
 
 __device__ float normal_cdf(float x) { return 0.5f * (1.f + erff(x * 0.70710678f)); }
-__device__ float normal_density(float x) { return 0.39894228f * __expf(-0.5f * x * x); }
+__device__ float normal_density(float x) { return 0.39894228f * fast_exp(-0.5f * x * x); }
 
-// delta of one step; without y (the caller fills it with 1/2) the gain is y itself.
-template <int N>
-__device__ void step_forward(GainKind kind, const float (&y)[N], const float (&r)[N], const float (&r2)[N],
-                             float (&delta)[N]) {
+// delta of one step, where p = 1/2 comes as the y of a linear gain.
+__device__ float step_forward(GainKind kind, float y, float r, float r2) {
   switch (kind) {
-    case GainKind::sigmoid: return each<N>([&](int i) { delta[i] = sigmoid(y[i]) * r[i]; });
-    case GainKind::gelu: return each<N>([&](int i) { delta[i] = y[i] * normal_cdf(y[i] * r2[i]) * r[i]; });
-    case GainKind::loop: return each<N>([&](int i) { delta[i] = y[i] * r[i] * normal_cdf(y[i] * r[i]); });
-    case GainKind::loop_linear: return each<N>([&](int i) { delta[i] = y[i] * r[i]; });
+    case GainKind::sigmoid: return sigmoid(y) * r;
+    case GainKind::gelu: return y * normal_cdf(y * r2) * r;
+    case GainKind::loop: return y * r * normal_cdf(y * r);
+    case GainKind::loop_linear: return y * r;
   }
+  return 0.f;
 }
 
-// d is ddelta on entry and dr on exit; dr2 += the part through r2.
-template <int N>
-__device__ void step_backward(GainKind kind, const float (&y)[N], const float (&r)[N], const float (&r2)[N],
-                              float (&d)[N], float (&dy)[N], float (&dr2)[N]) {
+// From ddelta: dr (returned), dy, and dr2 += the part through r2.
+__device__ float step_backward(GainKind kind, float y, float r, float r2, float ddelta, float& dy,
+                               float& dr2) {
   switch (kind) {
-    case GainKind::sigmoid:
-      return each<N>([&](int i) {
-        const float p = sigmoid(y[i]);
-        dy[i] = d[i] * r[i] * p * (1.f - p);
-        d[i] *= p;
-      });
-    case GainKind::gelu:
-      return each<N>([&](int i) {
-        const float z = y[i] * r2[i], phi = normal_cdf(z), slope = y[i] * normal_density(z), dp = d[i] * r[i];
-        dy[i] = dp * (phi + slope * r2[i]);
-        dr2[i] += dp * slope * y[i];
-        d[i] *= y[i] * phi;
-      });
-    case GainKind::loop:
-      return each<N>([&](int i) {
-        const float z = y[i] * r[i], dz = d[i] * (normal_cdf(z) + z * normal_density(z));
-        dy[i] = dz * r[i];
-        d[i] = dz * y[i];
-      });
-    case GainKind::loop_linear:
-      return each<N>([&](int i) {
-        dy[i] = d[i] * r[i];
-        d[i] *= y[i];
-      });
+    case GainKind::sigmoid: {
+      const float p = sigmoid(y);
+      dy = ddelta * r * p * (1.f - p);
+      return ddelta * p;
+    }
+    case GainKind::gelu: {
+      const float z = y * r2, phi = normal_cdf(z), slope = y * normal_density(z), dp = ddelta * r;
+      dy = dp * (phi + slope * r2);
+      dr2 += dp * slope * y;
+      return ddelta * y * phi;
+    }
+    case GainKind::loop: {
+      const float z = y * r, dz = ddelta * (normal_cdf(z) + z * normal_density(z));
+      dy = dz * r;
+      return dz * y;
+    }
+    case GainKind::loop_linear: break;
   }
+  dy = ddelta * r;
+  return ddelta * y;
 }
 
-// sigmoid of gate l >= 1 of a token, before the scale.
-template <class T>
-__device__ float confidence(const SolverArgs<T>& a, int64_t token, int64_t l, int64_t h) {
-  const int64_t c = (l - 1) * a.H + h;
-  return sigmoid(load(a.gate[token] + c) + (a.gate_bias ? a.gate_bias[c] : 0.f));
-}
-template <class T>
-__device__ float scale_of(const SolverArgs<T>& a, int64_t l, int64_t h) {
-  return l > 0 && a.scale ? a.scale[(l - 1) * a.H + h] : 1.f;
-}
-template <class T>
-__device__ float factor_of(const SolverArgs<T>& a, int64_t token, int64_t l, int64_t h) {
-  return l == 0 ? a.beta[token * a.H + h] : confidence(a, token, l, h) * scale_of(a, l, h);
-}
+// What the compiler knows of a chain: the gain of its steps (an int of GainKind), or all of the default
+// mixer's settings at an exact rank, or nothing.
+constexpr int kDefault = 4, kAny = 5;
 
-// The step that makes write l, or -1: the write is v itself.
-template <class T>
-__device__ int64_t step_of(const SolverArgs<T>& a, int64_t l) {
-  return a.first_is_step ? l : l - 1;
-}
+template <int kL, int kKnown, class T>
+struct Chain {
+  static constexpr bool known = kKnown == kDefault;
+  SolverArgs<T> a;
+  GainKind any;
 
-// A vector's v, residual before the first step, and the y of each write's step.
-template <int N, int kMaxL, class T>
-struct Inputs {
-  float v[N], r[N];
-  Packed<N, T> y[kMaxL];
-  bool with_y;
+  __device__ int64_t L() const { return known ? kL : a.L; }
+  __device__ GainKind kind() const {
+    if constexpr (kKnown == kAny) return any;
+    return known ? GainKind::sigmoid : static_cast<GainKind>(kKnown);
+  }
+  __device__ bool with_y() const { return known || a.y; }
+  __device__ bool with_anchor() const { return !known && a.anchor; }
+  __device__ bool retain() const { return known || a.retain; }
+  // The step that makes write l, or -1: the write is v itself.
+  __device__ int64_t step_of(int64_t l) const { return !known && a.first_is_step ? l : l - 1; }
+};
 
-  __device__ Inputs(const SolverArgs<T>& a, int64_t token, int64_t h, int64_t c) : with_y(a.y) {
-    load_n<N>(a.v[token] + h * a.V + c, v);
+// What the writes of one token and head are multiplied by: beta_l, and the scale.
+template <int kL>
+struct Factors {
+  float beta[kL], scale[kL];
+  template <class C>
+  __device__ Factors(const C& chain, int64_t token, int64_t h) {
+    const auto& a = chain.a;
 #pragma unroll
-    for (int l = 0; l < kMaxL; ++l)
-      if (with_y && l < a.L && step_of(a, l) >= 0)
-        y[l].load(a.y[token] + (step_of(a, l) * a.H + h) * a.V + c);
-    each<N>([&](int i) { r[i] = 0.f; });
-    if (a.anchor) load_n<N>(a.anchor[token] + h * a.V + c, r);
-    each<N>([&](int i) { r[i] = v[i] - r[i]; });
-  }
-  __device__ void gain(int l, float (&out)[N]) const {
-    each<N>([&](int i) { out[i] = 0.5f; });
-    if (with_y) y[l].unpack(out);
+    for (int l = 0; l < kL; ++l) {
+      if (l >= chain.L()) break;
+      const int64_t c = (l - 1) * a.H + h;
+      scale[l] = l > 0 && a.scale ? a.scale[c] : 1.f;
+      beta[l] = l == 0 ? a.beta[token * a.H + h]
+                       : sigmoid(load(a.gate[token] + c) + (a.gate_bias ? a.gate_bias[c] : 0.f));
+    }
   }
 };
 
-// Team per token and head; each lane runs the whole chain of its vectors.
-template <int N, int kMaxL, class T>
-__global__ void solver_forward_kernel(SolverArgs<T> a, GainKind kind, int lanes) {
+// A vector of v, the anchor, and the y of each write's step.
+template <int N, int kL, int kKnown, class T>
+struct Inputs {
+  Packed<N, T> v, anchor, y[kL];
+
+  __device__ Inputs(const Chain<kL, kKnown, T>& chain, int64_t token, int64_t h, int64_t c) {
+    const auto& a = chain.a;
+    v.load(a.v[token] + h * a.V + c);
+    anchor.clear();
+    if (chain.with_anchor()) anchor.load(a.anchor[token] + h * a.V + c);
+#pragma unroll
+    for (int l = 0; l < kL; ++l)
+      if (chain.with_y() && l < chain.L() && chain.step_of(l) >= 0)
+        y[l].load(a.y[token] + (chain.step_of(l) * a.H + h) * a.V + c);
+  }
+};
+
+// A team per token and head. A lane reads all inputs of a vector, then runs the chain number by number.
+template <int N, int kL, int kKnown, class T>
+__global__ void __launch_bounds__(kThreads, kL <= 3 ? 4 : 2)
+    solver_forward_kernel(Chain<kL, kKnown, T> chain, int lanes) {
+  const auto& a = chain.a;
   const unsigned H = static_cast<unsigned>(a.H), h = blockIdx.x % H, block = blockIdx.x / H;
   const int64_t token = (static_cast<int64_t>(block) * blockDim.x + threadIdx.x) / lanes;
   if (token >= a.n) return;
+  const Factors<kL> factors(chain, token, h);
   for (int64_t c = threadIdx.x % lanes * N; c < a.V; c += lanes * N) {
-    const Inputs<N, kMaxL, T> in(a, token, h, c);
-    float r[N], y[N], delta[N];
-    each<N>([&](int i) { r[i] = in.r[i], delta[i] = in.v[i]; });
+    const Inputs<N, kL, kKnown, T> in(chain, token, h, c);
+    Packed<N, T> w[kL];
+    each<N>([&](int i) {
+      float delta = in.v[i], r = delta - in.anchor[i];
+      const float r2 = r;
 #pragma unroll
-    for (int l = 0; l < kMaxL; ++l) {
-      if (l >= a.L) break;
-      if (step_of(a, l) >= 0) {
-        in.gain(l, y);
-        step_forward(kind, y, r, in.r, delta);
-        if (a.retain) each<N>([&](int i) { r[i] -= delta[i]; });
+      for (int l = 0; l < kL; ++l) {
+        if (l >= chain.L()) break;
+        if (chain.step_of(l) >= 0) {
+          delta = step_forward(chain.kind(), chain.with_y() ? in.y[l][i] : 0.5f, r, r2);
+          if (chain.retain()) r -= delta;
+        }
+        w[l].set(i, factors.beta[l] * factors.scale[l] * delta);
       }
-      const float factor = factor_of(a, token, l, h);
-      float w[N];
-      each<N>([&](int i) { w[i] = factor * delta[i]; });
-      store_n<N>(a.w + ((token * a.L + l) * a.H + h) * a.V + c, w);
-    }
+    });
+#pragma unroll
+    for (int l = 0; l < kL; ++l)
+      if (l < chain.L()) w[l].store(a.w + ((token * chain.L() + l) * a.H + h) * a.V + c);
   }
 }
 
-// A block takes a tile of tokens and one head. A lane recomputes the residuals, then walks the steps
-// backwards.
-template <int N, int kMaxL, class T>
-__global__ void solver_backward_kernel(SolverArgs<T> a, SolverGrads<T> g, GainKind kind, int lanes) {
+// The reverse of one number: through_v, dr and dr2 gather what reaches v by w_1, by the residuals, and by
+// r_2.
+template <int N, int kL, int kKnown, class T>
+__device__ void walk_back(const Chain<kL, kKnown, T>& chain, const Inputs<N, kL, kKnown, T>& in,
+                          const Factors<kL>& factors, const Packed<N, T> (&dw)[kL], int i, float (&along)[kL],
+                          Packed<N, T> (&dy)[kL], Packed<N, T>& dv, Packed<N, T>& danchor) {
+  const float v = in.v[i], r2 = v - in.anchor[i];
+  float y[kL], r[kL], delta[kL], next = r2, dr = 0, dr2 = 0, through_v = 0;
+#pragma unroll
+  for (int l = 0; l < kL; ++l) {
+    if (l >= chain.L()) break;
+    y[l] = chain.with_y() && chain.step_of(l) >= 0 ? in.y[l][i] : 0.5f;
+    r[l] = next;
+    delta[l] = chain.step_of(l) < 0 ? v : step_forward(chain.kind(), y[l], next, r2);
+    if (chain.retain() && chain.step_of(l) >= 0) next -= delta[l];
+  }
+#pragma unroll
+  for (int l = kL - 1; l >= 0; --l) {
+    if (l >= chain.L()) continue;
+    const float d = dw[l][i], ddelta = factors.beta[l] * factors.scale[l] * d;
+    along[l] += d * delta[l];
+    if (chain.step_of(l) < 0) {
+      through_v = ddelta;
+      continue;
+    }
+    float dgain;  // r_{l+1} = r_l - delta_l
+    dr += step_backward(chain.kind(), y[l], r[l], r2, ddelta - (chain.retain() ? dr : 0.f), dgain, dr2);
+    dy[l].set(i, dgain);
+  }
+  dv.set(i, through_v + dr + dr2);
+  danchor.set(i, -dr - dr2);
+}
+
+// A block takes a share of the tokens and one head. A lane reads all inputs of a vector, then number by
+// number recomputes the residuals and walks the steps backwards.
+template <int N, int kL, int kKnown, class T>
+__global__ void __launch_bounds__(kBackThreads, kL <= 3 ? 5 : 2)
+    solver_backward_kernel(Chain<kL, kKnown, T> chain, SolverGrads<T> g, int lanes, int64_t share) {
+  const auto& a = chain.a;
   const unsigned H = static_cast<unsigned>(a.H), h = blockIdx.x % H;
-  const int64_t tile = blockIdx.x / H;
+  const int64_t tile = blockIdx.x / H, end = min((tile + 1) * share, a.n), L = chain.L();
   const int team = static_cast<int>(threadIdx.x) / lanes, teams = static_cast<int>(blockDim.x) / lanes;
-  float dbias[kMaxL] = {}, dscale[kMaxL] = {};
-  for (int i = team; i < kSumTile; i += teams) {
-    const int64_t token = tile * kSumTile + i;
-    const bool live = token < a.n;
-    float along[kMaxL] = {};  // <dw_l, delta_l>
+  float dbias[kL] = {}, dscale[kL] = {};
+  for (int64_t first = tile * share; first < end; first += teams) {
+    const int64_t token = min(first + team, end - 1);  // a team without one writes nothing
+    const bool live = first + team < end;
+    const Factors<kL> factors(chain, token, h);
+    float along[kL] = {};  // <dw_l, delta_l>
     for (int64_t c = threadIdx.x % lanes * N; live && c < a.V; c += lanes * N) {
-      const Inputs<N, kMaxL, T> in(a, token, h, c);
-      Packed<N, T> dw[kMaxL];
+      const Inputs<N, kL, kKnown, T> in(chain, token, h, c);
+      Packed<N, T> dw[kL], dy[kL], dv, danchor;
 #pragma unroll
-      for (int l = 0; l < kMaxL; ++l)
-        if (l < a.L) dw[l].load(g.dw + ((token * a.L + l) * a.H + h) * a.V + c);
-      float r[kMaxL][N], delta[N], y[N], d[N], u[N], dr[N] = {}, dr2[N] = {}, dv[N] = {};
-      each<N>([&](int k) { r[0][k] = in.r[k]; });  // r[l]: the residual before the step of write l
+      for (int l = 0; l < kL; ++l)
+        if (l < L) dw[l].load(g.dw + ((token * L + l) * a.H + h) * a.V + c);
+      each<N>([&](int i) { walk_back(chain, in, factors, dw, i, along, dy, dv, danchor); });
+      dv.store(g.dv[token] + h * a.V + c);
+      if (chain.with_anchor()) danchor.store(g.danchor[token] + h * a.V + c);
 #pragma unroll
-      for (int l = 0; l + 1 < kMaxL; ++l) {
-        each<N>([&](int k) { delta[k] = 0.f; });
-        in.gain(l, y);
-        if (a.retain && l + 1 < a.L && step_of(a, l) >= 0) step_forward(kind, y, r[l], in.r, delta);
-        each<N>([&](int k) { r[l + 1][k] = r[l][k] - delta[k]; });
-      }
-#pragma unroll
-      for (int l = kMaxL - 1; l >= 0; --l) {
-        if (l >= a.L) continue;
-        dw[l].unpack(u);
-        const float factor = factor_of(a, token, l, h);
-        if (step_of(a, l) < 0) {
-          each<N>([&](int k) {
-            along[l] += u[k] * in.v[k];
-            dv[k] = factor * u[k];
-          });
-          continue;
-        }
-        in.gain(l, y);
-        step_forward(kind, y, r[l], in.r, delta);
-        each<N>([&](int k) {
-          along[l] += u[k] * delta[k];
-          d[k] = factor * u[k] - (a.retain ? dr[k] : 0.f);  // r_{l+1} = r_l - delta_l
-        });
-        step_backward(kind, y, r[l], in.r, d, u, dr2);
-        each<N>([&](int k) { dr[k] += d[k]; });
-        if (g.dy) store_n<N>(g.dy[token] + (step_of(a, l) * a.H + h) * a.V + c, u);
-      }
-      each<N>([&](int k) {
-        dr[k] += dr2[k];
-        dv[k] += dr[k];
-        dr[k] = -dr[k];
-      });
-      store_n<N>(g.dv[token] + h * a.V + c, dv);
-      if (a.anchor) store_n<N>(g.danchor[token] + h * a.V + c, dr);
+      for (int l = 0; l < kL; ++l)
+        if (chain.with_y() && l < L && chain.step_of(l) >= 0)
+          dy[l].store(g.dy[token] + (chain.step_of(l) * a.H + h) * a.V + c);
     }
 #pragma unroll
-    for (int l = 0; l < kMaxL; ++l) {
-      if (l >= a.L) break;
+    for (int l = 0; l < kL; ++l) {
+      if (l >= L) break;
       along[l] = team_sum(along[l], lanes);
       if (!live || threadIdx.x % lanes != 0) continue;
       if (l == 0) {
         g.dbeta[token * a.H + h] = along[0];
         continue;
       }
-      const float beta = confidence(a, token, l, h),
-                  dgate = along[l] * scale_of(a, l, h) * beta * (1.f - beta);
+      const float beta = factors.beta[l], dgate = along[l] * factors.scale[l] * beta * (1.f - beta);
       store(g.dgate[token] + (l - 1) * a.H + h, dgate);
       dbias[l] += dgate;
       dscale[l] += along[l] * beta;
     }
   }
   // The teams' sums in order.
-  __shared__ float sums[2][kMaxL][kThreads];
+  __shared__ float sums[2][kL][kBackThreads];
   if (threadIdx.x % lanes == 0)
-    each<kMaxL>([&](int l) { sums[0][l][team] = dbias[l], sums[1][l][team] = dscale[l]; });
+    each<kL>([&](int l) { sums[0][l][team] = dbias[l], sums[1][l][team] = dscale[l]; });
   __syncthreads();
-  const int kind_of_sum = threadIdx.x / kMaxL, l = threadIdx.x % kMaxL;
-  if (kind_of_sum > 1 || l == 0 || l >= a.L) return;
+  const int which = static_cast<int>(threadIdx.x) / kL, l = static_cast<int>(threadIdx.x) % kL;
+  if (which > 1 || l == 0 || l >= L) return;
   float sum = 0;
-  for (int i = 0; i < teams; ++i) sum += sums[kind_of_sum][l][i];
-  g.partial[((tile * 2 + kind_of_sum) * (a.L - 1) + l - 1) * a.H + h] = sum;
+  for (int i = 0; i < teams; ++i) sum += sums[which][l][i];
+  g.partial[((tile * 2 + which) * (L - 1) + l - 1) * a.H + h] = sum;
 }
 
-// A team per head of a token: y = x / |x|, or dx = (dy - x <x, dy> / |x|^2) / |x| when dy is given (y is dx
-// then).
+// A team per head of a token: y = scale x / |x|, or when dy is given, with dx for y,
+// dx = scale / |x| (dy - x <x, dy> / |x|^2).
 template <int N, int S, class T>
-__global__ void l2norm_kernel(Rows<T> y, Rows<const T> dy, Rows<const T> x, int64_t n, unsigned heads,
-                              int64_t width, int lanes) {
+__global__ void l2norm_kernel(Rows<T> y, Rows<const T> dy, Rows<const T> x, float scale, int64_t n,
+                              unsigned heads, int64_t width, int lanes) {
   const int64_t at = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) / lanes;
   const int64_t token = at / heads, offset = at % heads * width;
   const Team<N, S> team(lanes, token < n ? width : 0);
@@ -236,6 +251,7 @@ __global__ void l2norm_kernel(Rows<T> y, Rows<const T> dy, Rows<const T> x, int6
     });
   }
   const float inverse = rsqrtf(team_sum(square, lanes) + static_cast<float>(kL2NormEps));
+  const float factor = scale * inverse;
   along = dy ? team_sum(along, lanes) * inverse * inverse : 0.f;
   for (int64_t pass = 0; pass < width; pass += team.step()) {
     if (!team.one_pass()) load(pass);
@@ -246,33 +262,43 @@ __global__ void l2norm_kernel(Rows<T> y, Rows<const T> dy, Rows<const T> x, int6
         back[s].unpack(d);
         each<N>([&](int i) { d[i] -= v[i] * along; });
       }
-      each<N>([&](int i) { d[i] *= inverse; });
+      each<N>([&](int i) { d[i] *= factor; });
       store_n<N>(y[token] + offset + column, d);
     });
   }
 }
 
 template <class T>
-void l2norm(Rows<T> y, Rows<const T> dy, Rows<const T> x, int64_t n, int64_t heads, int64_t width) {
+void l2norm(Rows<T> y, Rows<const T> dy, Rows<const T> x, float scale, int64_t n, int64_t heads,
+            int64_t width) {
   if (n * heads == 0) return;
   with_team<T, 4>(aligned(y, dy, x), width, [&](auto N, auto S, int lanes) {
     l2norm_kernel<N, S><<<grid_for(n * heads * lanes, kThreads), kThreads, 0, stream()>>>(
-        y, dy, x, n, static_cast<unsigned>(heads), width, lanes);
+        y, dy, x, scale, n, static_cast<unsigned>(heads), width, lanes);
   });
   CUDA_CHECK_LAUNCH();
 }
 
-// Calls fn(Int<N>, Int<kMaxL>, the gain to compute, lanes).
+// Calls fn(Int<N>, Chain, lanes). Ranks up to 3 by vectors have kernels of their own; the others share one.
 template <class T, class Fn>
 void with_chain(const SolverArgs<T>& a, bool rows_aligned, Fn&& fn) {
   PRISM_CHECK(a.L <= kMostWrites, "solver: rank ", a.L, ", expected at most ", kMostWrites, " on cuda");
   const bool plain_half = !a.y && a.gain != GainKind::loop;  // p = 1/2
   const GainKind kind = plain_half ? GainKind::loop_linear : a.gain;
+  const bool is_default =
+      (a.L == 1 || kind == GainKind::sigmoid) && !a.first_is_step && !a.anchor && a.retain;
   with_vectors<T>(rows_aligned, a.V, [&](auto N) {
-    if (a.L <= 3)
-      fn(N, Int<3>{}, kind, team_lanes(a.V, N, 1));
-    else
-      fn(N, Int<kMostWrites>{}, kind, team_lanes(a.V, N, 1));
+    const int lanes = team_lanes(a.V, N, 1);
+    const auto call = [&](auto L, auto known) { fn(N, Chain<L, known, T>{a, kind}, lanes); };
+    if (N == 1 || a.L > 3) return call(Int<kMostWrites>{}, Int<kAny>{});
+    if constexpr (N > 1) {
+      if (is_default && a.L == 1) return call(Int<1>{}, Int<kDefault>{});
+      if (is_default && a.L == 2) return call(Int<2>{}, Int<kDefault>{});
+      if (is_default) return call(Int<3>{}, Int<kDefault>{});
+      if (kind == GainKind::gelu) return call(Int<3>{}, Int<static_cast<int>(GainKind::gelu)>{});
+      if (kind == GainKind::loop) return call(Int<3>{}, Int<static_cast<int>(GainKind::loop)>{});
+      call(Int<3>{}, Int<kAny>{});
+    }
   });
   CUDA_CHECK_LAUNCH();
 }
@@ -282,38 +308,41 @@ void with_chain(const SolverArgs<T>& a, bool rows_aligned, Fn&& fn) {
 template <class T>
 void solver_forward(const SolverArgs<T>& a) {
   if (a.n == 0) return;
-  with_chain(a, aligned(a.w, a.v, a.y, a.anchor), [&](auto N, auto kMaxL, GainKind kind, int lanes) {
+  with_chain(a, aligned(a.w, a.v, a.y, a.anchor), [&](auto N, const auto& chain, int lanes) {
     const int64_t blocks = ceil_div(a.n * lanes, kThreads) * a.H;
-    solver_forward_kernel<N, kMaxL><<<grid_for(blocks, 1), kThreads, 0, stream()>>>(a, kind, lanes);
+    solver_forward_kernel<N><<<grid_for(blocks, 1), kThreads, 0, stream()>>>(chain, lanes);
   });
 }
 
 template <class T>
 void solver_backward(const SolverArgs<T>& a, const SolverGrads<T>& g) {
-  const int64_t tiles = sum_tiles(a.n);
-  if (tiles == 0) return;
+  if (a.n == 0) return;
+  int64_t tiles = 0;
   with_chain(a, aligned(g.dv, g.dy, g.danchor, g.dw) && aligned(a.v, a.y, a.anchor),
-             [&](auto N, auto kMaxL, GainKind kind, int lanes) {
-               solver_backward_kernel<N, kMaxL>
-                   <<<grid_for(tiles * a.H, 1), kThreads, 0, stream()>>>(a, g, kind, lanes);
+             [&]<int kL, int kKnown>(auto N, const Chain<kL, kKnown, T>& chain, int lanes) {
+               const auto kernel = solver_backward_kernel<N, kL, kKnown, T>;
+               const int64_t share = rows_a_block(kernel, kBackThreads, 0, a.n, a.H);
+               tiles = ceil_div(a.n, share);
+               kernel<<<grid_for(tiles * a.H, 1), kBackThreads, 0, stream()>>>(chain, g, lanes, share);
              });
   add_tiles(g.partial, tiles, 2, (a.L - 1) * a.H, g.dgate_bias, g.dscale);
 }
 
 template <class T>
-void l2norm_forward(Rows<T> y, Rows<const T> x, int64_t n, int64_t heads, int64_t width) {
-  l2norm<T>(y, {}, x, n, heads, width);
+void l2norm_forward(Rows<T> y, Rows<const T> x, acc_t<T> scale, int64_t n, int64_t heads, int64_t width) {
+  l2norm<T>(y, {}, x, scale, n, heads, width);
 }
 template <class T>
-void l2norm_backward(Rows<T> dx, Rows<const T> dy, Rows<const T> x, int64_t n, int64_t heads, int64_t width) {
-  l2norm<T>(dx, dy, x, n, heads, width);
+void l2norm_backward(Rows<T> dx, Rows<const T> dy, Rows<const T> x, acc_t<T> scale, int64_t n, int64_t heads,
+                     int64_t width) {
+  l2norm<T>(dx, dy, x, scale, n, heads, width);
 }
 
-#define PRISM_INSTANTIATE(T)                                                       \
-  template void solver_forward(const SolverArgs<T>&);                              \
-  template void solver_backward(const SolverArgs<T>&, const SolverGrads<T>&);      \
-  template void l2norm_forward(Rows<T>, Rows<const T>, int64_t, int64_t, int64_t); \
-  template void l2norm_backward(Rows<T>, Rows<const T>, Rows<const T>, int64_t, int64_t, int64_t)
+#define PRISM_INSTANTIATE(T)                                                                 \
+  template void solver_forward(const SolverArgs<T>&);                                        \
+  template void solver_backward(const SolverArgs<T>&, const SolverGrads<T>&);                \
+  template void l2norm_forward<T>(Rows<T>, Rows<const T>, float, int64_t, int64_t, int64_t); \
+  template void l2norm_backward<T>(Rows<T>, Rows<const T>, Rows<const T>, float, int64_t, int64_t, int64_t)
 PRISM_INSTANTIATE(float);
 PRISM_INSTANTIATE(bf16);
 

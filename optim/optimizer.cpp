@@ -31,24 +31,22 @@ Optimizer::Optimizer(Parameters& parameters, const AdamWSettings& settings)
 
 void Optimizer::step() {
   const Parameters& p = parameters_;
-  dispatch(acc_of(p.dtype()), [&]<class A>(Tag<A>) {
-    if constexpr (!std::is_same_v<A, bf16>) {
-      auto* scalars = reinterpret_cast<StepScalars<A>*>(scalars_.data());
-      const A beta1 = A(settings_.beta1), beta2 = A(settings_.beta2);
-      grad_norm<A>(p.device(), scalars, reinterpret_cast<A*>(partial_.data()), p.grads().ptr<A>(), p.size(),
-                   A(settings_.clip), beta1, beta2);
-      const auto update = [&](int64_t begin, int64_t end, double weight_decay) {
-        AdamWArgs<A> a;
-        a.theta = p.masters().ptr<A>() + begin;
-        a.m = p.moments1().ptr<A>() + begin, a.v = p.moments2().ptr<A>() + begin;
-        a.copy = p.copies() ? p.copies().ptr<bf16>() + begin : nullptr;
-        a.grad = p.grads().ptr<A>() + begin, a.scalars = scalars, a.n = end - begin;
-        a.beta1 = beta1, a.beta2 = beta2, a.eps = A(settings_.eps), a.weight_decay = A(weight_decay);
-        adamw<A>(p.device(), a);
-      };
-      update(0, p.decayed(), settings_.weight_decay);
-      update(p.decayed(), p.size(), 0);
-    }
+  dispatch_acc(acc_of(p.dtype()), [&]<class A>(Tag<A>) {
+    auto* scalars = reinterpret_cast<StepScalars<A>*>(scalars_.data());
+    const A beta1 = A(settings_.beta1), beta2 = A(settings_.beta2);
+    grad_norm<A>(p.device(), scalars, reinterpret_cast<A*>(partial_.data()), p.grads().ptr<A>(), p.size(),
+                 A(settings_.clip), beta1, beta2);
+    const auto update = [&](int64_t begin, int64_t end, double weight_decay) {
+      AdamWArgs<A> a;
+      a.theta = p.masters().ptr<A>() + begin;
+      a.m = p.moments1().ptr<A>() + begin, a.v = p.moments2().ptr<A>() + begin;
+      a.copy = p.copies() ? p.copies().ptr<bf16>() + begin : nullptr;
+      a.grad = p.grads().ptr<A>() + begin, a.scalars = scalars, a.n = end - begin;
+      a.beta1 = beta1, a.beta2 = beta2, a.eps = A(settings_.eps), a.weight_decay = A(weight_decay);
+      adamw<A>(p.device(), a);
+    };
+    update(0, p.decayed(), settings_.weight_decay);
+    update(p.decayed(), p.size(), 0);
   });
 }
 

@@ -95,7 +95,7 @@ CheckpointWriter::CheckpointWriter(const std::string& out, bool resume)
                 ": expected a checkpoint to resume from, got no complete step-N directory");
   } else {
     PRISM_CHECK(steps.empty(), out, ": expected no model (--resume continues one), got ", steps.back());
-    for (const char* name : {"config.json", "model.safetensors", "tokenizer.model"})
+    for (const char* name : {"config.json", "model.safetensors", "tokenizer.model", "tokenizer.json"})
       PRISM_CHECK(!exists(inside(name)), out, ": expected no model, got ", name);
   }
   clear_debris();

@@ -110,10 +110,10 @@ void grad(const GradOptions& o) {
     tensors.push_back({"grad." + p.name, model->parameters().grad(p)});
   write_safetensors(o.out, tensors);
   double value = 0;
-  dispatch(acc, [&]<class A>(Tag<A>) {
+  dispatch_acc(acc, [&]<class A>(Tag<A>) {
     A x;
     copy_out(device, &x, loss.data, sizeof x);
-    value = static_cast<double>(static_cast<acc_t<A>>(x));
+    value = static_cast<double>(x);
   });
   std::printf("%s: loss %.15g, %zu tensors, %s\n", o.out.c_str(), value, tensors.size(), name_of(acc));
 }

@@ -3,12 +3,12 @@
 #include <cstdio>
 #include <memory>
 
-#include "data/dataset.h"
 #include "src/commands.h"
 #include "src/decoder.h"
 #include "src/device_options.h"
 #include "src/evaluate.h"
 #include "src/model_files.h"
+#include "src/sources.h"
 
 namespace prism {
 

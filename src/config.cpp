@@ -190,7 +190,8 @@ Config parse_config(const std::string& json_text, const std::string& where) {
   object.erase("model_type");
   for (const char* key : {"intermediate_size", "hidden_ratio"})  // its null: the value taken when absent
     if (object.contains(key) && object[key].is_null()) object.erase(key);
-  if (object.contains("mixers") && object["mixers"].is_string()) object["mixers"] = {object["mixers"]};
+  if (object.contains("mixers") && object["mixers"].is_string())
+    object["mixers"] = json::array({object["mixers"]});
 
   Config config;
   for_each_key(config, [&](const char* key, auto& field, double) { take(object, where, key, field); });

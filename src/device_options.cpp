@@ -12,6 +12,9 @@ void add_device_options(CLI::App& command, DeviceOptions& options) {
       .add_option("--dtype", options.dtype_name, "auto (cpu: f32, cuda: bf16), f32, f64 (cpu) or bf16 (cuda)")
       ->check(CLI::IsMember({"auto", "f32", "f64", "bf16"}))
       ->capture_default_str();
+  command.add_option("--kernels", options.kernels, "cuda: fast, or simple, the readable reference")
+      ->check(CLI::IsMember({"simple", "fast"}))
+      ->capture_default_str();
   command
       .add_option("--threads", options.threads,
                   "threads on the cpu; 0: all cores. Results do not depend on it")
@@ -30,6 +33,7 @@ void DeviceOptions::resolve(Device& device, DType& dtype) const {
   if ((cuda && dtype == DType::f64) || (!cuda && dtype == DType::bf16))
     throw UsageError(
         cat("--dtype: the cpu computes in f32 and f64, cuda in f32 and bf16; got ", dtype, " on ", device));
+  kernel_choice = kernels == "simple" ? KernelChoice::simple : KernelChoice::fast;
   if (threads > 0) set_threads(threads);
 }
 

@@ -1,4 +1,4 @@
-// Where and in which precision a command computes: --device, --dtype, --threads.
+// Where and in which precision a command computes: --device, --dtype, --kernels, --threads.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -9,11 +9,11 @@
 namespace prism {
 
 struct DeviceOptions {
-  std::string device_name = "auto", dtype_name = "auto";
+  std::string device_name = "auto", dtype_name = "auto", kernels = "fast";
   int threads = 0;  // 0: OpenMP's choice
 
   // What the names mean here: auto is cuda when a card can be used, with bf16, else the cpu with f32. Sets
-  // the number of threads. Throws when the device cannot compute in the dtype.
+  // the kernels and the number of threads. Throws when the device cannot compute in the dtype.
   void resolve(Device& device, DType& dtype) const;
 };
 

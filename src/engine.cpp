@@ -86,8 +86,8 @@ void Engine::load(std::span<const Batch> batches) {
     copy_batch(batches[static_cast<size_t>(i)], i, true);
     scored += batches[static_cast<size_t>(i)].scored;
   }
-  dispatch(scale_.dtype, [&]<class A>(Tag<A>) {
-    const A scale = A(scored > 0 ? 1 / acc_t<A>(scored) : 0);
+  dispatch_acc(scale_.dtype, [&]<class A>(Tag<A>) {
+    const A scale = scored > 0 ? 1 / A(scored) : A(0);
     copy_in(model_.device(), scale_.data, &scale, sizeof scale);
   });
 }
@@ -113,15 +113,21 @@ void Engine::gradients(Tensor loss, Activations* activations) {
     arena_->reset();
     Tape tape(*arena_, model_.dtype(), true);
     micro_step(tape, model_, inputs(i), ints(kTargets, i), scale_, row_loss_, activations);
-    dispatch(loss.dtype, [&]<class A>(Tag<A>) {
+    dispatch_acc(loss.dtype, [&]<class A>(Tag<A>) {
       sum_into<A>(device, loss.ptr<A>(), row_loss_.ptr<A>(), scale_.ptr<A>(), B_ * T_);
     });
   }
 }
 
 void Engine::train_step(Optimizer& optimizer) {
-  gradients(optimizer.loss());
-  optimizer.step();
+  const auto step = [&] {
+    gradients(optimizer.loss());
+    optimizer.step();
+  };
+  // The first step lets kernels and libraries set themselves up, which a recording must not.
+  if (model_.device() == Device::cpu || !use_graph || steps_run_++ == 0) return step();
+  if (!graph_) graph_.record(model_.device(), step);
+  graph_.launch();
 }
 
 std::vector<double> Engine::evaluate(const Batch& batch, DecodeState* state) {

@@ -28,8 +28,11 @@ class Engine {
   // Loss and gradients of the loaded step: the gradients are in the model's flat buffer, the mean loss is
   // added to *loss (one number of the accumulation type on the device; cleared here).
   void gradients(Tensor loss, Activations* activations = nullptr);
-  // Gradients, then the optimizer's update.
+  // Gradients, then the optimizer's update. On cuda the second step is recorded as one graph, which it and
+  // all later ones replay; the first runs eagerly, as all do without use_graph, with the same weights bit for
+  // bit.
   void train_step(Optimizer& optimizer);
+  bool use_graph = true;
   // Losses of each position of the batch, 0 where it is not scored, without a reverse pass. With `state` the
   // rows go on from it.
   std::vector<double> evaluate(const Batch& batch, DecodeState* state = nullptr);
@@ -53,6 +56,8 @@ class Engine {
                    // [B T]
   Tensor scale_, row_loss_;
   std::unique_ptr<Arena> arena_;
+  Graph graph_;
+  int64_t steps_run_ = 0;
 };
 
 }  // namespace prism

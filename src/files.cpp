@@ -109,7 +109,7 @@ nlohmann::json parse_json(std::string_view text, const std::string& where) {
 }
 
 std::string shown(const nlohmann::json& value) {
-  const std::string text = value.dump(-1, ' ', true);
+  const std::string text = value.dump(-1, ' ', true, nlohmann::json::error_handler_t::replace);
   return text.size() <= 60 ? text : text.substr(0, 57) + "...";
 }
 

@@ -173,6 +173,7 @@ Var Model::mix_loop(Tape& tape, const Layer& layer, Var xn, const Sequences& seq
 
 Model::Model(const Config& config, Device device, DType dtype, bool training) : Model(config) {
   parameters_.allocate(device, dtype, training);
+  if (device == Device::cpu && K_ <= 64) chunk = 32;
 }
 
 Model::Model(const Config& config)

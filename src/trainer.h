@@ -1,11 +1,11 @@
 // The training loop: steps, reports, validation, checkpoints, and how a run ends.
 #pragma once
 
-#include "data/dataset.h"
 #include "optim/optimizer.h"
 #include "src/engine.h"
 #include "src/progress.h"
 #include "src/run_log.h"
+#include "src/sources.h"
 #include "src/train_state.h"
 
 namespace prism {

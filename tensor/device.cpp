@@ -3,6 +3,7 @@
 
 #include <unistd.h>
 
+#include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
@@ -33,6 +34,19 @@ void copy_within(void* to, const void* from, size_t bytes) { std::memmove(to, fr
 void copy_in(void* to, const void* from, size_t bytes) { std::memcpy(to, from, bytes); }
 void copy_out(void* to, const void* from, size_t bytes) { std::memcpy(to, from, bytes); }
 void synchronize() {}
+void capture_begin() { PRISM_FAIL("graph: the cpu runs its work at once; only cuda records it"); }
+void* capture_end() { return nullptr; }
+void graph_launch(void*) {}
+void graph_release(void*) {}
+
+// The time itself, in nanoseconds, in the place of an address.
+void* mark() {
+  return reinterpret_cast<void*>(std::chrono::steady_clock::now().time_since_epoch() /
+                                 std::chrono::nanoseconds(1));
+}
+double milliseconds(void* from, void* to) {
+  return static_cast<double>(reinterpret_cast<intptr_t>(to) - reinterpret_cast<intptr_t>(from)) * 1e-6;
+}
 
 std::string describe() {
   std::ifstream info("/proc/cpuinfo");

@@ -94,6 +94,37 @@ void copy_out(void* to, const void* from, size_t bytes) {
 
 void synchronize() { CUDA_CHECK(cudaStreamSynchronize(stream())); }
 
+void capture_begin() { CUDA_CHECK(cudaStreamBeginCapture(stream(), cudaStreamCaptureModeThreadLocal)); }
+
+void* capture_end() {
+  cudaGraph_t graph = nullptr;
+  cudaGraphExec_t executable = nullptr;
+  CUDA_CHECK(cudaStreamEndCapture(stream(), &graph));
+  CUDA_CHECK(cudaGraphInstantiate(&executable, graph, 0));
+  CUDA_CHECK(cudaGraphDestroy(graph));
+  return executable;
+}
+
+void graph_launch(void* graph) { CUDA_CHECK(cudaGraphLaunch(static_cast<cudaGraphExec_t>(graph), stream())); }
+void graph_release(void* graph) { cudaGraphExecDestroy(static_cast<cudaGraphExec_t>(graph)); }
+
+void* mark() {
+  cudaEvent_t event = nullptr;
+  CUDA_CHECK(cudaEventCreate(&event));
+  CUDA_CHECK(cudaEventRecord(event, stream()));
+  return event;
+}
+
+double milliseconds(void* from, void* to) {
+  float elapsed = 0;
+  const auto first = static_cast<cudaEvent_t>(from), second = static_cast<cudaEvent_t>(to);
+  CUDA_CHECK(cudaEventSynchronize(second));
+  CUDA_CHECK(cudaEventElapsedTime(&elapsed, first, second));
+  CUDA_CHECK(cudaEventDestroy(first));
+  CUDA_CHECK(cudaEventDestroy(second));
+  return static_cast<double>(elapsed);
+}
+
 std::string describe() {
   context();
   cudaDeviceProp card;

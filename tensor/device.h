@@ -29,6 +29,18 @@ PRISM_DEVICE_FN(MemoryInfo, memory_info, (), ())
 // driver, no card, or no machine code for this card in the binary.
 PRISM_DEVICE_FN(std::string, describe, (), ())
 
+// Launches between begin and end are recorded, not run; the graph repeats them with the same addresses. cuda
+// only.
+PRISM_DEVICE_FN(void, capture_begin, (), ())
+PRISM_DEVICE_FN(void*, capture_end, (), ())
+PRISM_DEVICE_FN(void, graph_launch, (void* graph), (graph))
+PRISM_DEVICE_FN(void, graph_release, (void* graph), (graph))
+
+// A moment in the device's order of work, and the time between two of them, which waits for the second and
+// lets go of both.
+PRISM_DEVICE_FN(void*, mark, (), ())
+PRISM_DEVICE_FN(double, milliseconds, (void* from, void* to), (from, to))
+
 // True when a CUDA card can be used; never throws.
 bool cuda_usable();
 
@@ -63,6 +75,36 @@ class Buffer {
   Device device_ = Device::cpu;
   size_t bytes_ = 0;
   void* data_ = nullptr;
+};
+
+// A recorded sequence of launches.
+class Graph {
+ public:
+  Graph() = default;
+  Graph(const Graph&) = delete;
+  Graph& operator=(const Graph&) = delete;
+  ~Graph() {
+    if (graph_) graph_release(device_, graph_);
+  }
+  explicit operator bool() const { return graph_ != nullptr; }
+  // Records what fn() launches. fn must not wait for the device, nor take memory from it.
+  template <class Fn>
+  void record(Device device, const Fn& fn) {
+    device_ = device;
+    capture_begin(device);
+    try {
+      fn();
+    } catch (...) {
+      graph_release(device, capture_end(device));
+      throw;
+    }
+    graph_ = capture_end(device);
+  }
+  void launch() const { graph_launch(device_, graph_); }
+
+ private:
+  Device device_ = Device::cuda;
+  void* graph_ = nullptr;
 };
 
 }  // namespace prism

@@ -36,12 +36,34 @@ void dispatch(DType dtype, Fn&& fn) {
   PRISM_FAIL("dispatch: expected a floating type, got ", dtype);
 }
 
+// The same for accumulation types: float and double.
+template <class Fn>
+void dispatch_acc(DType dtype, Fn&& fn) {
+  if (dtype == DType::f64) return fn(Tag<double>{});
+  PRISM_CHECK(dtype == DType::f32, "dispatch: expected an accumulation type, got ", dtype);
+  fn(Tag<float>{});
+}
+
 [[noreturn]] inline void no_kernel(const char* op, Device device, DType dtype) {
   if (device == Device::cuda && !kWithCuda)
     PRISM_FAIL(op, ": this build has no CUDA engine (nvcc was not found when it was made); use --device cpu");
   PRISM_FAIL(op, ": no ", dtype, " kernel on ", device,
              "; the cpu computes in f32 and f64, cuda in f32 and bf16");
 }
+
+// Called before and after every kernel while it is set: how bench times the parts of a step.
+inline void (*kernel_hook)(const char* kernel, Device device, bool before) = nullptr;
+
+struct HookedCall {
+  const char* kernel;
+  Device device;
+  HookedCall(const char* name, Device where) : kernel(name), device(where) {
+    if (kernel_hook) kernel_hook(kernel, device, true);
+  }
+  ~HookedCall() {
+    if (kernel_hook) kernel_hook(kernel, device, false);
+  }
+};
 
 }  // namespace prism
 
@@ -62,6 +84,7 @@ void dispatch(DType dtype, Fn&& fn) {
   }                                                                   \
   template <class T>                                                  \
   inline void name(::prism::Device device, PRISM_STRIP params) {      \
+    const ::prism::HookedCall hooked(#name, device);                  \
     if constexpr (::prism::on_cpu<T>)                                 \
       if (device == ::prism::Device::cpu) return cpu::name<T> args;   \
     if constexpr (::prism::on_cuda<T>)                                \

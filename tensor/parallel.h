@@ -19,7 +19,9 @@ inline void set_threads([[maybe_unused]] int threads) {
 // Calls fn(i) for i in [0, n); the calls must not depend on each other and must not throw.
 template <class Fn>
 void parallel_for(int64_t n, const Fn& fn) {
+#ifdef _OPENMP
 #pragma omp parallel for schedule(dynamic, 1) if (n > 1)
+#endif
   for (int64_t i = 0; i < n; ++i) fn(i);
 }
 

@@ -69,9 +69,9 @@ TEST_CASE("config: an empty file is flash-linear-attention's default Gated Delta
 
 TEST_CASE("config: a file of flash-linear-attention's is read, its foreign keys are written back") {
   const std::string text =
-      R"({"architectures": ["GatedDeltaNetForCausalLM"], "attn": null, "attn_mode": "chunk",
-    "expand_v": 2, "fuse_norm": true, "hidden_act": "swish", "hidden_ratio": null, "hidden_size": 768, "use_gate": true,
-    "num_v_heads": null, "intermediate_size": null, "model_type": "gated_deltanet", "torch_dtype": "bfloat16"})";
+      R"({"architectures": ["GatedDeltaNetForCausalLM"], "model_type": "gated_deltanet", "use_gate": true,
+          "attn": null, "attn_mode": "chunk", "expand_v": 2, "hidden_act": "swish", "hidden_ratio": null,
+          "hidden_size": 768, "num_v_heads": null, "intermediate_size": null, "torch_dtype": "bfloat16"})";
   const Config c = parse_config(text, "config.json");
   CHECK(c.hidden_size == 768);
   CHECK(c.feed_forward() == 2048);

@@ -1,13 +1,12 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
-#include <filesystem>
-#include <fstream>
+#include <array>
 #include <map>
+#include <memory>
 
-#include "data/dataset.h"
+#include "data/loader.h"
 #include "tensor/rng.h"
-#include "tests/scratch.h"
 
 using namespace prism;
 
@@ -64,7 +63,7 @@ TEST_CASE("loader: an epoch serves every token once, to 1, 2, 3 and 7 ranks, wha
         for (int64_t rank = 0; rank < world; ++rank) {
           LoaderOptions o = options(3, T, 50);
           o.rank = rank, o.world = world;
-          Loader loader(stream, o);
+          Loader loader({{stream}}, o);
           for (int64_t step = 0; step < loader.steps_per_epoch(); ++step) {
             CHECK(loader.state().epoch == 0);
             const Batch batch = loader.next();
@@ -87,12 +86,12 @@ TEST_CASE("loader: an epoch serves every token once, to 1, 2, 3 and 7 ranks, wha
 
 TEST_CASE("loader: the ranks' batches stacked are the single rank's batch of B x world rows") {
   const TokenStream stream = random_stream(1000, 50, 2);
-  Loader whole(stream, options(6, 8, 50));
+  Loader whole({{stream}}, options(6, 8, 50));
   std::vector<std::unique_ptr<Loader>> ranks;
   for (int64_t rank = 0; rank < 3; ++rank) {
     LoaderOptions o = options(2, 8, 50);
     o.rank = rank, o.world = 3;
-    ranks.push_back(std::make_unique<Loader>(stream, o));
+    ranks.push_back(std::make_unique<Loader>(std::vector<WeightedStream>{{stream}}, o));
   }
   for (int step = 0; step < 50; ++step) {  // more than two epochs
     Batch stacked;
@@ -113,7 +112,7 @@ TEST_CASE("loader: windows follow the stream, targets are the next ids, the end 
   stream.append(span_of({4, 5, 0, 7, 8, 9}, "b"));
   LoaderOptions o = options(2, 4, 10);
   o.shuffle = false;
-  Loader loader(stream, o);
+  Loader loader({{stream}}, o);
   CHECK(loader.steps_per_epoch() == 2);
   Batch batch = loader.next();
   CHECK(batch.tokens == std::vector<int32_t>{0, 1, 2, 3, 4, 5, 0, 7});
@@ -126,7 +125,7 @@ TEST_CASE("loader: windows follow the stream, targets are the next ids, the end 
   CHECK(batch.scored == 1);
   CHECK(loader.next().tokens[0] == 0);  // the next epoch
   o.bos = -1;
-  Loader whole_rows(stream, o);
+  Loader whole_rows({{stream}}, o);
   CHECK(whole_rows.next().start == std::vector<int32_t>(8, 0));
 }
 
@@ -158,7 +157,7 @@ TEST_CASE("loader: resumed twice at any step, also with other batch sizes, it se
     }
   }
   const TokenStream other = random_stream(334, 50, 3);
-  Loader loader(other, options(4, 5, 50));
+  Loader loader({{other}}, options(4, 5, 50));
   CHECK_THROWS_WITH_AS(loader.restore({3, 0, 0, 333}),
                        "loader: its state was saved over data of 333 tokens, got 334", Error);
 }
@@ -171,7 +170,7 @@ TEST_CASE("loader: seeds and epochs shuffle differently, and the order is far fr
   const auto order = [&](uint64_t seed, int epoch) {
     LoaderOptions o = options(1000, 1, 1001);
     o.seed = seed;
-    Loader loader(stream, o);
+    Loader loader({{stream}}, o);
     for (int i = 0; i < epoch; ++i) loader.next(), loader.next();
     return loader.next().tokens;
   };
@@ -214,9 +213,9 @@ TEST_CASE(
 
 TEST_CASE("loader: data that does not fit is refused in one line that says where") {
   const TokenStream stream = random_stream(100, 50, 5);
-  CHECK_THROWS_WITH_AS(Loader(random_stream(8, 50, 5), options(1, 8, 50)),
+  CHECK_THROWS_WITH_AS(Loader({{random_stream(8, 50, 5)}}, options(1, 8, 50)),
                        "memory: 8 tokens, expected at least one window of 8 + 1", Error);
-  CHECK_THROWS_WITH_AS(Loader(TokenStream(), options(1, 8, 50)),
+  CHECK_THROWS_WITH_AS(Loader({{TokenStream()}}, options(1, 8, 50)),
                        "data: 0 tokens, expected at least one window of 8 + 1", Error);
   CHECK_THROWS_WITH_AS(Loader(std::vector<WeightedStream>{}, options(1, 8, 50)), "loader: no data", Error);
   CHECK_THROWS_WITH_AS(Loader(std::vector<WeightedStream>{{stream, 1}, {stream, -2}}, options(1, 8, 50)),
@@ -224,6 +223,6 @@ TEST_CASE("loader: data that does not fit is refused in one line that says where
   TokenStream foreign;
   foreign.append(span_of({1, 2, 3}, "a.bin"));
   foreign.append(span_of({1, 2, 50, 3}, "b.bin").slice(1, 4));
-  CHECK_THROWS_WITH_AS(Loader(foreign, options(1, 2, 50)),
+  CHECK_THROWS_WITH_AS(Loader({{foreign}}, options(1, 2, 50)),
                        "b.bin: token 2: expected an id below the vocabulary's 50, got 50", Error);
 }

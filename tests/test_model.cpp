@@ -6,7 +6,7 @@
 
 #include "src/engine.h"
 #include "src/safetensors.h"
-#include "tests/compare.h"
+#include "src/compare.h"
 
 using namespace prism;
 

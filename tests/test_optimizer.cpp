@@ -6,8 +6,8 @@
 #include <cmath>
 #include <cstring>
 
+#include "src/compare.h"
 #include "src/safetensors.h"
-#include "tests/compare.h"
 
 using namespace prism;
 

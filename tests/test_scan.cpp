@@ -3,8 +3,8 @@
 
 #include <cstring>
 
-#include "tests/compare.h"
-#include "tests/scan_case.h"
+#include "src/compare.h"
+#include "src/scan_case.h"
 
 #ifdef _OPENMP
 #include <omp.h>
@@ -73,27 +73,12 @@ std::vector<double> central_differences(ScanData<double>& data, std::vector<doub
   return gradient;
 }
 
-std::vector<ScanCase> settings() {  // every setting of the operator, small
-  std::vector<ScanCase> cases;
-  for (int64_t L : {1, 2, 3, 4})
-    for (int own : {0, 1})
-      for (bool erase : {true, false})
-        for (Decay decay : {Decay::none, Decay::mild, Decay::mixed})
-          for (bool documents : {false, true}) {
-            ScanCase c;
-            c.L = L, c.own_first_key = own, c.erase = erase, c.decay = decay, c.documents = documents;
-            c.states = cases.size() % 3 != 2, c.seed = cases.size() + 1;
-            cases.push_back(c);
-          }
-  return cases;
-}
-
 }  // namespace
 
 TEST_CASE("scan: the recurrence's reverse pass is the gradient of its forward pass") {
   // Central differences with step 1e-5 in double are good to about 1e-9; the loss is O(10).
-  for (ScanCase c : settings()) {
-    if (c.decay == Decay::mixed) continue;  // a difference cannot step around g = -inf
+  for (ScanCase c : scan_settings()) {
+    if (c.decay == ScanDecay::mixed) continue;  // a difference cannot step around g = -inf
     c.B = 1, c.T = 7, c.K = 3, c.V = 5;
     ScanData<double> data(c);
     run_recurrence(data);
@@ -108,7 +93,7 @@ TEST_CASE("scan: the recurrence's reverse pass is the gradient of its forward pa
 }
 
 TEST_CASE("scan: the chunked form is the recurrence, for every setting") {
-  for (ScanCase c : settings())
+  for (ScanCase c : scan_settings())
     for (int64_t C : {1, 16, 64}) {
       c.C = C, c.T = 67, c.K = 5, c.V = 7;
       check_chunked<double>(c, 1e-11);  // reassociation alone: a few hundred roundings of 1e-16
@@ -122,7 +107,7 @@ TEST_CASE("scan: the chunked form is the recurrence, for every length and width"
       for (int64_t L : {1, 3})
         for (bool documents : {false, true}) {
           ScanCase c;
-          c.T = T, c.C = C, c.L = L, c.documents = documents, c.decay = Decay::mixed;
+          c.T = T, c.C = C, c.L = L, c.documents = documents, c.decay = ScanDecay::mixed;
           c.K = 17, c.V = 33, c.seed = static_cast<uint64_t>(100 * T + C);
           check_chunked<double>(c, 1e-11);
           check_chunked<float>(c, 1e-5);
@@ -132,7 +117,7 @@ TEST_CASE("scan: the chunked form is the recurrence, for every length and width"
 TEST_CASE("scan: tokens that all erase the same key keep the substitution accurate") {
   for (int64_t C : {16, 64}) {
     ScanCase c;
-    c.T = 131, c.C = C, c.L = 2, c.decay = Decay::none;
+    c.T = 131, c.C = C, c.L = 2, c.decay = ScanDecay::none;
     ScanData<float> chunked(c);
     for (size_t i = 0; i < chunked.k.size(); ++i) chunked.k[i] = i % c.K == 0;
     for (float& beta : chunked.beta) beta = 1;
@@ -178,7 +163,7 @@ TEST_CASE("scan: a reset by g = -inf is a fresh start, and nothing flows back th
 
 TEST_CASE("scan: no bit of a document depends on another document") {
   ScanCase c;
-  c.B = 1, c.T = 67, c.K = 9, c.V = 13, c.L = 3, c.documents = true, c.decay = Decay::mixed;
+  c.B = 1, c.T = 67, c.K = 9, c.V = 13, c.L = 3, c.documents = true, c.decay = ScanDecay::mixed;
   ScanData<float> plain(c);
   run_chunked(plain);
   for (int32_t first = 0; first < c.T; ++first) {
@@ -213,7 +198,7 @@ TEST_CASE("scan: no bit of a document depends on another document") {
 
 TEST_CASE("scan: prefill then single steps, the state in place, is the whole sequence at every split") {
   ScanCase c;
-  c.B = 1, c.T = 37, c.H = 1, c.L = 2, c.decay = Decay::mixed;
+  c.B = 1, c.T = 37, c.H = 1, c.L = 2, c.decay = ScanDecay::mixed;
   ScanData<double> whole(c);
   cpu::scan_forward(whole.args());
   for (int64_t split = 1; split < c.T; ++split) {
@@ -247,7 +232,7 @@ TEST_CASE("scan: the forward pass leaves the chunk states the reverse pass recom
 #ifdef _OPENMP
 TEST_CASE("scan: the number of threads changes no bit") {
   ScanCase c;
-  c.T = 67, c.H = 3, c.L = 2, c.documents = true, c.decay = Decay::mixed;
+  c.T = 67, c.H = 3, c.L = 2, c.documents = true, c.decay = ScanDecay::mixed;
   const int threads = omp_get_max_threads();
   omp_set_num_threads(1);
   ScanData<float> one(c);

@@ -13,10 +13,10 @@
 #include <thread>
 
 #include "src/commands.h"
+#include "src/compare.h"
 #include "src/run_log.h"
 #include "src/train_state.h"
 #include "tensor/rng.h"
-#include "tests/compare.h"
 #include "tests/temporary.h"
 
 using namespace prism;

@@ -15,7 +15,7 @@
 #include "kernels/rows.h"
 #include "tensor/device.h"
 #include "tensor/rng.h"
-#include "tests/compare.h"
+#include "src/compare.h"
 
 namespace prism {
 

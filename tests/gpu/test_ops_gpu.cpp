@@ -98,7 +98,7 @@ TEST_CASE("add_norm: forward and backward, without a residual and with one in pl
 
 TEST_CASE("gated_norm: forward and backward") {
   for (const auto& [n, H, V] :
-       {Sizes3{1, 1, 1}, {131, 3, 16}, {5, 2, 24}, {260, 4, 256}, {7, 1, 1032}, {3, 1, 3000}})
+       {Sizes3{1, 1, 2}, {131, 3, 16}, {5, 2, 24}, {260, 4, 256}, {7, 1, 1032}, {3, 1, 3000}})
     compare_with_cpu("gated_norm", cat(n, "x", H, "x", V), [&](auto tag, Memory& m) {
       using T = TYPE_OF(tag);
       GatedNormArgs<T> a;
@@ -246,13 +246,14 @@ TEST_CASE("solver: every gain, rank, residual and switch, forward and backward")
 }
 
 TEST_CASE("l2norm: forward and backward") {
-  for (const auto& [n, heads, width] : {Sizes3{1, 1, 1}, {37, 3, 16}, {50, 8, 128}, {9, 2, 1500}})
+  for (const auto& [n, heads, width] : {Sizes3{1, 1, 2}, {37, 3, 16}, {50, 8, 128}, {9, 2, 1500}})
     compare_with_cpu("l2norm", cat(n, "x", heads, "x", width), [&](auto tag, Memory& m) {
       using T = TYPE_OF(tag);
       const int64_t columns = heads * width;
       const auto x = m.rows<T>("x", Use::in, n, columns), dy = m.rows<T>("dy", Use::in, n, columns);
-      l2norm_forward<T>(m.device(), m.rows<T>("y", Use::out, n, columns), x, n, heads, width);
-      l2norm_backward<T>(m.device(), m.rows<T>("dx", Use::out, n, columns), dy, x, n, heads, width);
+      l2norm_forward<T>(m.device(), m.rows<T>("y", Use::out, n, columns), x, acc_t<T>(0.5), n, heads, width);
+      l2norm_backward<T>(m.device(), m.rows<T>("dx", Use::out, n, columns), dy, x, acc_t<T>(0.5), n, heads,
+                         width);
     });
 }
 
@@ -281,7 +282,8 @@ TEST_CASE("cross_entropy: loss and gradient, unscored rows, short and long vocab
         auto* const loss = m.acc<T>("row_loss", Use::out, n);
         const auto* scale = m.acc<T>("scale", Use::in, 1, 0.1, 0.2);
         cross_entropy<T>(m.device(), logits, loss, targets, with_gradient ? scale : nullptr, n, vocab);
-        sum_into<acc_t<T>>(m.device(), m.acc<T>("total", Use::inout, 1), loss, n);
+        sum_into<acc_t<T>>(m.device(), m.acc<T>("total", Use::inout, 1), loss,
+                           with_gradient ? scale : nullptr, n);
       });
 }
 

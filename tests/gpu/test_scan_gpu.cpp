@@ -3,8 +3,8 @@
 
 #include <map>
 
-#include "tests/compare.h"
-#include "tests/gpu/scan_device.h"
+#include "src/compare.h"
+#include "src/scan_case.h"
 
 using namespace prism;
 
@@ -28,8 +28,7 @@ class Worst {
 
 template <class T>
 void run_on_card(ScanData<T>& data) {
-  DeviceScan<T> device(data);
-  device.forward(), device.backward(), device.fetch();
+  DeviceScan<T>(Device::cuda, data).run();
 }
 
 template <class T>
@@ -48,19 +47,9 @@ void check_on_card(const ScanCase& c, double tolerance, Worst& worst) {
   });
 }
 
-std::vector<ScanCase> settings() {  // every setting of the operator
-  std::vector<ScanCase> cases;
-  for (int64_t L : {1, 2, 3, 4})
-    for (int own : {0, 1})
-      for (bool erase : {true, false})
-        for (Decay decay : {Decay::none, Decay::mild, Decay::mixed})
-          for (bool documents : {false, true}) {
-            ScanCase c;
-            c.B = 1, c.T = 150, c.K = 32, c.V = 40, c.C = 64;
-            c.L = L, c.own_first_key = own, c.erase = erase, c.decay = decay, c.documents = documents;
-            c.states = cases.size() % 3 != 2, c.seed = cases.size() + 1;
-            cases.push_back(c);
-          }
+std::vector<ScanCase> settings() {
+  std::vector<ScanCase> cases = scan_settings();
+  for (ScanCase& c : cases) c.B = 1, c.T = 150, c.K = 32, c.V = 40, c.C = 64;
   return cases;
 }
 
@@ -69,7 +58,7 @@ std::vector<ScanCase> shapes() {  // every length class and width
   const auto add = [&](int64_t T, int64_t K, int64_t V, int64_t L) {
     ScanCase c;
     c.B = 2, c.T = T, c.K = K, c.V = V, c.L = L, c.C = 64;
-    c.documents = cases.size() % 2, c.decay = cases.size() % 3 ? Decay::mixed : Decay::mild;
+    c.documents = cases.size() % 2, c.decay = cases.size() % 3 ? ScanDecay::mixed : ScanDecay::mild;
     c.seed = cases.size() + 1000;
     cases.push_back(c);
   };
@@ -111,10 +100,10 @@ TEST_CASE("cuda scan: the fast kernels in bf16 are the recurrence on the rounded
 TEST_CASE("cuda scan: a long row cut into segments is the recurrence") {
   std::vector<ScanCase> cases;
   for (int64_t L : {1, 3})
-    for (Decay decay : {Decay::mild, Decay::mixed}) {
+    for (ScanDecay decay : {ScanDecay::mild, ScanDecay::mixed}) {
       ScanCase c;
       c.B = 1, c.T = 4000, c.H = 1, c.K = 128, c.V = 64, c.L = L, c.C = 64, c.decay = decay;
-      c.documents = decay == Decay::mixed, c.seed = cases.size() + 2000;
+      c.documents = decay == ScanDecay::mixed, c.seed = cases.size() + 2000;
       cases.push_back(c);
     }
   sweep<bf16>("bf16 long", KernelChoice::fast, cases, 2e-2);

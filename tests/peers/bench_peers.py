@@ -1,4 +1,4 @@
-"""Times this engine and flash-linear-attention (FLA) on one NVIDIA GPU in one run; prints a table with ratios.
+"""Times this engine and flash-linear-attention (FLA) on one NVIDIA GPU in one run; prints the table.
 
     bench_peers.py [GROUP...] [--prism build/prism] [--log FILE]
 

@@ -148,20 +148,17 @@ def initialize(model: Prism) -> Prism:
     """The initial values of SPEC section 3 (the distributions; the engine has its own random numbers)."""
     c = model.c
     for name, p in model.named_parameters():
-        def uniform(low: float, high: float) -> Tensor:
-            return torch.empty_like(p).uniform_(low, high)
-
         if name.endswith("norm.weight"):
             p.fill_(1)
         elif name.endswith("A_log"):
-            p.copy_((16 - uniform(0, 16)).log())
+            p.copy_((16 - p.uniform_(0, 16)).log())
         elif name.endswith("dt_bias"):
-            dt = uniform(math.log(0.001), math.log(0.1)).exp().clamp(min=1e-4)
+            dt = p.uniform_(math.log(0.001), math.log(0.1)).exp().clamp(min=1e-4)
             p.copy_(dt + (-torch.expm1(-dt)).log())
         elif name.endswith("gate.bias"):
             p.fill_(c.solver_gate_init)
         elif "conv" in name:
-            p.copy_(uniform(-c.conv_size**-0.5, c.conv_size**-0.5))
+            p.uniform_(-c.conv_size**-0.5, c.conv_size**-0.5)
         else:
             last = name.endswith(("o_proj.weight", "down_proj.weight"))
             p.normal_(0, 0.02 / math.sqrt(2 * c.num_hidden_layers) if last else c.initializer_range)

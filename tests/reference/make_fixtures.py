@@ -23,9 +23,10 @@ from prism_twin import Config, Prism
 OUT = Path(__file__).resolve().parent.parent / "fixtures"
 SEPARATOR = 2
 
-# K is odd and no two widths are equal, so that no two dimensions can be confused.
+# K is odd, no two widths are equal and norm_eps is not l2norm's: what could be confused shows.
 SMALL = dict(model_type="prism", vocab_size=20, hidden_size=12, num_hidden_layers=1, num_heads=2, head_dim=5,
-             expand_v=1.4, intermediate_size=11, conv_size=4, tie_word_embeddings=True, solver_dim=3)
+             expand_v=1.4, intermediate_size=11, conv_size=4, norm_eps=1e-5, tie_word_embeddings=True,
+             solver_dim=3)
 PRISM = SMALL | dict(mixers="prism", rank=3)
 LOOP = SMALL | dict(mixers="prism-loop", rank=3, expand_v=1.2)  # H V = D
 TWO = dict(num_hidden_layers=2)

@@ -1,4 +1,4 @@
-// Random problems for the scan, in host memory, for every test that compares one form of it with another.
+// Random problems for the scan, in host memory, for everything that compares one form of it with another.
 #pragma once
 
 #include <cmath>
@@ -8,17 +8,18 @@
 
 #include "kernels/documents.h"
 #include "kernels/scan.h"
+#include "src/host.h"
 #include "tensor/rng.h"
 
 namespace prism {
 
-enum class Decay { none, mild, mixed };  // mixed: 0, -80, -1e4 and -inf among mild ones
+enum class ScanDecay { none, mild, mixed };  // mixed: 0, -80, -1e4 and -inf among mild ones
 
 struct ScanCase {
   int64_t B = 2, T = 17, H = 2, K = 8, V = 8, L = 1, C = 16;
   int own_first_key = 0;
   bool erase = true;
-  Decay decay = Decay::mild;
+  ScanDecay decay = ScanDecay::mild;
   bool documents = false;  // boundaries anywhere, with an id that comes back
   bool states = true;      // a non-zero S_0 and gradient of S_T
   uint64_t seed = 1;
@@ -30,22 +31,6 @@ struct ScanCase {
                << " seed " << c.seed;
   }
 };
-
-inline double value_of(double x) { return x; }
-inline double value_of(float x) { return x; }
-inline double value_of(bf16 x) { return static_cast<float>(x); }
-
-template <class To, class From>
-std::vector<To> converted(const std::vector<From>& from) {
-  std::vector<To> to(from.size());
-  for (size_t i = 0; i < from.size(); ++i) {
-    if constexpr (std::is_same_v<To, bf16>)
-      to[i] = bf16(static_cast<float>(value_of(from[i])));
-    else
-      to[i] = static_cast<To>(value_of(from[i]));
-  }
-  return to;
-}
 
 // Inputs and outputs of one case. Outputs start as NaN, so that an element nobody writes is seen.
 template <class T>
@@ -70,7 +55,7 @@ struct ScanData {
     }
     for (int64_t i = 0; i < tokens; ++i) {
       if (c.erase) beta.push_back(static_cast<A>(draw_beta(i)));
-      if (c.decay != Decay::none) g.push_back(static_cast<A>(draw_g(i)));
+      if (c.decay != ScanDecay::none) g.push_back(static_cast<A>(draw_g(i)));
     }
     if (c.documents) draw_documents();
     poison();
@@ -158,7 +143,7 @@ struct ScanData {
   }
   double draw_g(uint64_t i) const {
     constexpr double hard[] = {0, -80, -1e4, -std::numeric_limits<double>::infinity()};
-    const uint64_t pick = c.decay == Decay::mixed ? random_below(16, c.seed, 10, i) : 16;
+    const uint64_t pick = c.decay == ScanDecay::mixed ? random_below(16, c.seed, 10, i) : 16;
     return pick < 4 ? hard[pick] : -0.5 * random_uniform(c.seed, 11, i);
   }
   // Ids 0 and 1 in turns of random length: the same id comes back as a new document.
@@ -169,5 +154,77 @@ struct ScanData {
     document_starts(start.data(), segment.data(), c.B, c.T);
   }
 };
+
+// A problem in a device's memory: run() fills the outputs of `data` from there.
+template <class T>
+class DeviceScan {
+ public:
+  DeviceScan(Device device, ScanData<T>& data) : device_(device), args_(data.args()), grads_(data.grads()) {
+    in(args_.q, data.q), in(args_.k, data.k), in(args_.kappa, data.kappa), in(args_.w, data.w);
+    in(args_.beta, data.beta), in(args_.g, data.g), in(args_.initial_state, data.initial_state);
+    in(args_.start, data.start), in(grads_.d_o, data.d_o), in(grads_.dfinal_state, data.dfinal_state);
+    out(args_.o, data.o), out(args_.final_state, data.final_state), out(args_.states, data.states);
+    out(grads_.dq, data.dq), out(grads_.dk, data.dk), out(grads_.dkappa, data.dkappa);
+    out(grads_.dw, data.dw), out(grads_.dbeta, data.dbeta), out(grads_.dg, data.dg);
+    out(grads_.dinitial_state, data.dinitial_state);
+  }
+
+  void run() {
+    for (const bool backward : {false, true}) {
+      const Buffer workspace(device_, scan_workspace_bytes(device_, args_, backward));
+      fill_bytes(device_, workspace.data(), 0xff, workspace.bytes());  // NaN
+      ScanArgs<T> args = args_;
+      args.workspace = workspace.data();
+      if (backward)
+        args.o = nullptr, args.final_state = nullptr;  // the forward pass has written them
+      else
+        args.states = nullptr;
+      backward ? scan_backward(device_, args, grads_) : scan_forward(device_, args);
+    }
+    for (const Output& o : outputs_) copy_out(device_, o.host, o.memory, o.bytes);
+  }
+
+ private:
+  struct Output {
+    void* host;
+    const void* memory;
+    size_t bytes;
+  };
+  template <class P, class X>
+  void in(P*& pointer, std::vector<X>& host) {
+    pointer = nullptr;
+    if (host.empty()) return;
+    buffers_.emplace_back(device_, host.size() * sizeof(X));
+    copy_in(device_, buffers_.back().data(), host.data(), buffers_.back().bytes());
+    pointer = reinterpret_cast<P*>(buffers_.back().data());
+  }
+  template <class P, class X>
+  void out(P*& pointer, std::vector<X>& host) {
+    in(pointer, host);
+    if (pointer) outputs_.push_back({host.data(), pointer, host.size() * sizeof(X)});
+  }
+
+  Device device_;
+  ScanArgs<T> args_;
+  ScanGrads<T> grads_;
+  std::vector<Buffer> buffers_;
+  std::vector<Output> outputs_;
+};
+
+// Every setting of the operator.
+inline std::vector<ScanCase> scan_settings() {
+  std::vector<ScanCase> cases;
+  for (int64_t L : {1, 2, 3, 4})
+    for (int own : {0, 1})
+      for (bool erase : {true, false})
+        for (ScanDecay decay : {ScanDecay::none, ScanDecay::mild, ScanDecay::mixed})
+          for (bool documents : {false, true}) {
+            ScanCase c;
+            c.L = L, c.own_first_key = own, c.erase = erase, c.decay = decay, c.documents = documents;
+            c.states = cases.size() % 3 != 2, c.seed = cases.size() + 1;
+            cases.push_back(c);
+          }
+  return cases;
+}
 
 }  // namespace prism

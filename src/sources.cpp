@@ -1,7 +1,7 @@
+#include "src/sources.h"
+
 #include <filesystem>
 #include <sstream>
-
-#include "data/dataset.h"
 
 namespace prism {
 namespace {
@@ -15,6 +15,7 @@ std::pair<std::string, std::optional<double>> split_weight(const std::string& na
   std::istringstream number(name.substr(colon + 1));
   double weight;
   if (!(number >> weight) || !number.eof()) return {name, {}};
+  PRISM_CHECK(weight > 0, name, ": expected a weight above 0");
   return {name.substr(0, colon), weight};
 }
 
@@ -52,10 +53,6 @@ Sources open_sources(const std::vector<std::string>& paths, std::optional<Tokeni
   for (const std::string& name : paths)
     if (const std::string path = split_weight(name).first; !sources.tokenizer && is_dataset(path))
       sources.tokenizer = Tokenizer::load(path);
-  const auto tokenizer_of_text = [&]() -> const Tokenizer& {
-    if (!sources.tokenizer) sources.tokenizer.emplace();
-    return *sources.tokenizer;
-  };
   const auto open = [&](const std::string& path, TokenStream& train) {
     if (is_dataset(path)) {
       const Dataset data = open_dataset(path);
@@ -72,7 +69,8 @@ Sources open_sources(const std::vector<std::string>& paths, std::optional<Tokeni
     } else if (path.ends_with(".bin")) {
       divide(open_shard(path, options.raw_u16), options.hold_out, -1, train, sources.val);
     } else {
-      const Tokenizer& text = tokenizer_of_text();
+      if (!sources.tokenizer) sources.tokenizer.emplace();
+      const Tokenizer& text = *sources.tokenizer;
       for (const std::string& file : list_text_files({path}))
         divide(span_of(tokenize_file(file, text), file), options.hold_out, text.bos(), train, sources.val);
     }

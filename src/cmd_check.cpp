@@ -1,0 +1,65 @@
+#include <memory>
+
+#include "src/bench.h"
+#include "src/commands.h"
+#include "src/device_options.h"
+#include "src/gradcheck.h"
+
+namespace prism {
+
+void add_gradcheck(CLI::App& app) {
+  struct Options {
+    DeviceOptions device;
+    GradcheckOptions check;
+  };
+  const auto o = std::make_shared<Options>();
+  o->device.device_name = "cpu";
+  CLI::App* command = app.add_subcommand(
+      "gradcheck", "Check every op, mixer, solver choice and ablation, forward and reverse");
+  add_device_options(*command, o->device);
+  command->add_option("--inject-error", o->check.inject_error,
+                      "multiply each computed tensor in turn by 1 + this: every row must then fail");
+  command->add_option("--filter", o->check.filter, "only rows whose name contains this");
+  command->footer(
+      "f64, the cpu's default: against finite differences. f32 (cuda's default) and bf16: against the cpu "
+      "in\n"
+      "double. Exits with 1 when a row fails.\n"
+      "Example: prism gradcheck --filter solver\n"
+      "         prism gradcheck --inject-error 0.01");
+  command->callback([o] {
+    if (o->device.dtype_name == "auto") o->device.dtype_name = o->device.device_name == "cpu" ? "f64" : "f32";
+    o->device.resolve(o->check.device, o->check.dtype);
+    if (gradcheck(o->check).failed > 0) throw Exit{1};
+  });
+}
+
+void add_bench(CLI::App& app) {
+  struct Options {
+    DeviceOptions device;
+    BenchOptions bench;
+  };
+  const auto o = std::make_shared<Options>();
+  CLI::App* command =
+      app.add_subcommand("bench", "Measure training, the scan and generation on this machine");
+  add_device_options(*command, o->device);
+  command->add_option("--preset", o->bench.presets,
+                      "models to measure (cpu: tiny gdn-15m prism-15m; cuda: gdn-119m prism-124m)");
+  const auto count = [&](const char* name, int64_t& value, const char* what) {
+    command->add_option(name, value, what)->check(CLI::PositiveNumber);
+  };
+  count("--batch", o->bench.batch, "rows of a training step (cpu: 4, cuda: 32)");
+  count("--seq", o->bench.seq, "tokens a row (cpu: 512, cuda: 2048)");
+  count("--steps", o->bench.steps, "steps, of which the fastest counts (cpu: 5, cuda: 10)");
+  command->add_option("--json", o->bench.json, "file to write the numbers to");
+  command->footer(
+      "A share is model FLOPs over this machine's own rate of dense products; a token's model FLOPs are 6 "
+      "times\n"
+      "the matrix parameters (head once) plus 6 K V (3 + rank) H a layer.\n"
+      "Example: prism bench --preset tiny --json bench.json");
+  command->callback([o] {
+    o->device.resolve(o->bench.device, o->bench.dtype);
+    bench(o->bench);
+  });
+}
+
+}  // namespace prism
