@@ -15,9 +15,9 @@ constexpr int64_t kReadEvery = 10;    // steps between looks at the scalars, whi
 
 volatile std::sig_atomic_t stop_signal = 0;
 
-// The default action comes back, so that a second signal ends the process at once.
 void request_stop(int signal) {
   stop_signal = signal;
+  // A second signal ends the process at once.
   std::signal(SIGINT, SIG_DFL);
   std::signal(SIGTERM, SIG_DFL);
 }
@@ -30,6 +30,8 @@ class StopSignals {
     struct sigaction action {};
     action.sa_handler = request_stop;
     action.sa_flags = SA_RESTART;
+    sigaddset(&action.sa_mask, SIGINT);  // one at a time, when both come
+    sigaddset(&action.sa_mask, SIGTERM);
     sigaction(SIGINT, &action, &interrupt_);
     sigaction(SIGTERM, &action, &terminate_);
   }

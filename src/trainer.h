@@ -13,7 +13,7 @@ namespace prism {
 class Trainer {
  public:
   // The model has its initial or saved weights. A state of step 0 begins a run; a later one continues it,
-  // with the moments of the newest checkpoint in reports.out. Throws when memory does not suffice, or the
+  // with the moments of the newest checkpoint in `out`. Throws when memory does not suffice, or the
   // data does not fit the model or is not that of the state; with `other_data` it may be, and its first epoch
   // begins.
   Trainer(Model& model, const TrainState& state, const Sources& data, const std::string& out,
