@@ -24,6 +24,7 @@ class Trainer {
   // whose loss or gradient is not finite.
   int run(int64_t stop_after = 0);
   const TrainState& state() const { return state_; }
+  Engine& engine() { return *engine_; }
   // The validation batches; none when there is too little validation data.
   void for_each_validation_batch(const std::function<void(const Batch&)>& fn);
 
