@@ -1,9 +1,9 @@
 // train: from data to a checkpoint.
-#include <algorithm>
 #include <array>
 #include <cstdio>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "src/commands.h"
 #include "src/device_options.h"
@@ -17,31 +17,24 @@ namespace {
 struct TrainOptions {
   std::string preset, config, model;
   TrainSettings given;
-  std::vector<std::string> named;  // the settings that the command line gives
+  std::set<std::string> named;  // the settings that the command line gives
   DeviceOptions where;
   std::string out;
   int64_t stop_after = 0;
   bool resume = false, ngrams = false, no_graph = false;
-  std::vector<std::string> allowed;
-
-  bool gives(const std::string& name) const {
-    return std::find(named.begin(), named.end(), name) != named.end();
-  }
-  bool allows(const char* name) const {
-    return std::find(allowed.begin(), allowed.end(), name) != allowed.end();
-  }
+  std::set<std::string> allowed;
 };
 
 // The command line's settings over those of `base`.
 TrainSettings settings_over(TrainSettings base, const TrainOptions& o) {
   // Values that follow another one, when that one is given and they are not.
   Recipe& r = base.recipe;
-  if (!o.resume && o.gives("lr")) r.min_lr = o.given.recipe.lr / 10;
-  if (!o.resume && o.gives("steps")) r.warmup = std::min(r.warmup, o.given.recipe.steps / 10);
+  if (!o.resume && o.named.contains("lr")) r.min_lr = o.given.recipe.lr / 10;
+  if (!o.resume && o.named.contains("steps")) r.warmup = std::min(r.warmup, o.given.recipe.steps / 10);
   nlohmann::json values;
   for_each_setting(o.given, [&](const char* name, const auto& field, const char*) { values[name] = field; });
   for_each_setting(base, [&](const char* name, auto& field, const char*) {
-    if (o.gives(name)) values[name].get_to(field);
+    if (o.named.contains(name)) values[name].get_to(field);
   });
   return base;
 }
@@ -133,8 +126,8 @@ void train(TrainOptions& o) {
   if (!o.preset.empty()) state.settings.recipe = find_preset(o.preset).recipe;
   if (o.resume) {
     state = read_state(from);
-    if (!o.gives("device")) o.where.device_name = state.settings.device;
-    if (!o.gives("dtype")) o.where.dtype_name = state.settings.dtype;
+    if (!o.named.contains("device")) o.where.device_name = state.settings.device;
+    if (!o.named.contains("dtype")) o.where.dtype_name = state.settings.dtype;
   }
   Device device;
   DType dtype;
@@ -157,8 +150,8 @@ void train(TrainOptions& o) {
   if (!settings.val.empty()) data.val = open_sources(settings.val, data.tokenizer, how).val;
 
   const auto model = make_model(o, from, data, device, dtype, settings.seed);
-  Trainer trainer(*model, state, data, o.out, writer, o.allows("data"));
-  trainer.use_graph(!o.no_graph);
+  Trainer trainer(*model, state, data, o.out, writer, o.allowed.contains("data"));
+  trainer.engine().use_graph = !o.no_graph;
   if (const int code = trainer.run(o.stop_after)) throw Exit{code};
   if (trainer.state().step < settings.recipe.steps) return;
   const bool validated = !std::isnan(trainer.state().val_loss);
@@ -189,16 +182,16 @@ void add_train(CLI::App& app) {
   command->add_flag("--resume", o->resume, "go on from --out's newest checkpoint, with its settings");
   command->add_option("--allow-change", o->allowed, "settings that may differ from the resumed run's")
       ->check(CLI::IsMember(names));
-  command->add_flag("--no-graph", o->no_graph,
-                    "cuda: launch each kernel by itself in place of one graph a step");
   command->add_flag("--ngrams", o->ngrams, "compare with n-gram models of the same text at the end");
+  command->add_flag("--no-graph", o->no_graph,
+                    "cuda: launch each kernel by itself; the same weights, slower");
   add_device_options(*command, o->where);
   command->footer(
       "All but the data and --out has a default, from the preset's recipe.\n"
       "Example: prism train --preset tiny --data src kernels --out runs/first --steps 500");
   command->callback([o, command, names] {
     for (const std::string& name : names)
-      if (command->count("--" + name) > 0) o->named.push_back(name);
+      if (command->count("--" + name) > 0) o->named.insert(name);
     train(*o);
   });
 }

@@ -112,13 +112,12 @@ void read_moments(const std::string& checkpoint, Model& model) {
 }
 
 void check_unchanged(const TrainSettings& saved, const TrainSettings& given,
-                     const std::vector<std::string>& allowed) {
+                     const std::set<std::string>& allowed) {
   const json before = settings_json(saved), now = settings_json(given);
   for (const auto& [name, value] : before.items())
-    PRISM_CHECK(now[name] == value || is_report(name) ||
-                    std::find(allowed.begin(), allowed.end(), name) != allowed.end(),
-                "--", name, ": expected ", shown(value), " as when the run was saved, got ", shown(now[name]),
-                "; --allow-change ", name, " changes it");
+    PRISM_CHECK(now[name] == value || is_report(name) || allowed.contains(name), "--", name, ": expected ",
+                shown(value), " as when the run was saved, got ", shown(now[name]), "; --allow-change ", name,
+                " changes it");
 }
 
 }  // namespace prism

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <limits>
+#include <set>
 
 #include "data/loader.h"
 #include "src/model_files.h"
@@ -71,6 +72,6 @@ TrainState read_state(const std::string& checkpoint);
 void read_moments(const std::string& checkpoint, Model& model);
 // Throws, with the saved value and the given one, for a setting that differs and is not among `allowed`.
 void check_unchanged(const TrainSettings& saved, const TrainSettings& given,
-                     const std::vector<std::string>& allowed);
+                     const std::set<std::string>& allowed);
 
 }  // namespace prism

@@ -251,7 +251,7 @@ int Trainer::run(int64_t stop_after) {
     const bool last = step == steps, stops = signal || step == stop_after;
     const auto due = [&](int64_t every) { return last || step % (every > 0 ? every : tenth) == 0; };
     const bool saves = due(s.save_every) || stops, evaluates = due(s.eval_every) && val_loader_;
-    const bool logs = due(s.log_every) || evaluates;
+    const bool logs = due(s.log_every) || evaluates || step == 1;
     if (model_.device() == Device::cuda && !saves && !logs && step % kReadEvery != 0) continue;
 
     const StepScalars<double> scalars = optimizer_.read();

@@ -23,9 +23,8 @@ class Trainer {
   // status: 0, or 128 + the signal. A second signal ends the process at once. Throws after ten steps in a row
   // whose loss or gradient is not finite.
   int run(int64_t stop_after = 0);
-  // cuda: one graph a step (the default), or every kernel launched by itself; the weights are the same.
-  void use_graph(bool on) { engine_->use_graph = on; }
   const TrainState& state() const { return state_; }
+  Engine& engine() { return *engine_; }
   // The validation batches; none when there is too little validation data.
   void for_each_validation_batch(const std::function<void(const Batch&)>& fn);
 
