@@ -12,7 +12,7 @@ OPENMP ?= -fopenmp
 NVCC ?= $(or $(shell command -v nvcc 2>/dev/null),$(wildcard /usr/local/cuda/bin/nvcc))
 
 # GCC 12 warns falsely of the undefined vectors of its AVX-512 headers, and of overlap inside std::string.
-QUIET := $(if $(findstring g++,$(CXX)),-Wno-maybe-uninitialized -Wno-restrict)
+QUIET := $(if $(findstring g++,$(CXX)),-Wno-maybe-uninitialized -Wno-uninitialized -Wno-restrict)
 FLAGS := -std=c++20 $(CXXFLAGS) $(OPENMP) -fno-math-errno -Wall -Wextra -Werror $(QUIET) -DEIGEN_DONT_PARALLELIZE \
          -I. -isystem /usr/include/eigen3 -MMD -MP
 LIBS := -lsentencepiece_train -lsentencepiece -lzstd
