@@ -162,14 +162,11 @@ std::string read_file(const std::string& path) {
 std::vector<std::string> list_text_files(const std::vector<std::string>& names) {
   std::vector<std::string> files;
   for (const std::string& name : names) {
-    if (fs::exists(name)) {
-      list(name, files);
-      continue;
-    }
     glob_t found{};
-    glob(name.c_str(), GLOB_NOCHECK, nullptr, &found);  // the name itself when nothing matches
-    const std::vector<std::string> paths(found.gl_pathv, found.gl_pathv + found.gl_pathc);
+    if (!fs::exists(name)) glob(name.c_str(), 0, nullptr, &found);
+    std::vector<std::string> paths(found.gl_pathv, found.gl_pathv + found.gl_pathc);
     globfree(&found);
+    if (paths.empty()) paths = {name};
     for (const std::string& path : paths) list(path, files);
   }
   return files;

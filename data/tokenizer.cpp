@@ -136,10 +136,7 @@ Tokenizer Tokenizer::load(const std::string& name_or_path) {
   return {};
 }
 
-std::string Tokenizer::content() const {
-  return model_ ? model_->content
-                : "{\"type\": \"byte\", \"vocab_size\": 258, \"bos_token_id\": 256, \"eos_token_id\": 257}\n";
-}
+std::string Tokenizer::content() const { return model_ ? model_->content : "{\"type\": \"byte\"}\n"; }
 
 void Tokenizer::save_into(const std::string& directory) const {
   const std::string path = directory + "/" + file();

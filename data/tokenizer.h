@@ -37,9 +37,10 @@ class Tokenizer {
   int32_t vocab_size() const { return vocab_; }
   int32_t bos() const { return bos_; }
   int32_t eos() const { return eos_; }
-  // The name of the file that save_into() writes.
-  const char* file() const { return model_ ? "tokenizer.model" : "tokenizer.json"; }
-  std::string content() const;  // of that file
+  const char* file() const {
+    return model_ ? "tokenizer.model" : "tokenizer.json";
+  }                             // what save_into() writes
+  std::string content() const;  // and what is in it
   void save_into(const std::string& directory) const;
 
  private:

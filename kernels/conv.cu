@@ -1,5 +1,5 @@
-// Two paths, chosen by shape. Fast: a thread owns N neighbouring channels (16 bytes) and walks kWalk tokens
-// of one row of the batch with the last W inputs in registers, so that each input is read once and the
+// Two paths, chosen by shape. Fast: a thread owns N neighbouring channels (8 or 16 bytes) and walks kWalk
+// tokens of one row of the batch with the last W inputs in registers, so that each input is read once and the
 // reverse pass stores no gradient of s; a head's norm is a shuffle over its lanes. Simple: a warp per token
 // and head reads every tap from memory; any width, any head, any alignment.
 #include "kernels/conv.h"
@@ -11,8 +11,8 @@ namespace prism::cuda {
 namespace {
 
 constexpr int kWalk = 64;  // tokens a thread walks; kSumTile / kWalk threads share a tile
-constexpr int kAhead =
-    4;  // tokens read ahead of their use; as many as W = 4 so that windows turn without moves
+constexpr int kAhead = 4;  // tokens read ahead of their use; as W = 4, so that windows turn without moves
+constexpr int kFastThreads = kWarp * (kSumTile / kWalk);
 constexpr float kEps = static_cast<float>(kL2NormEps);
 
 template <class T>
@@ -106,7 +106,7 @@ __device__ float head_sum(float x, int lanes) {
 }
 
 template <int N, int W, int kLanes, class T>
-__global__ void __launch_bounds__(128)
+__global__ void __launch_bounds__(kFastThreads)
     conv_forward_kernel(ConvArgs<T> a, int64_t walks, unsigned strips, int steps, int lanes) {
   Walk<N, W, T> walk(a, walks, strips);
   if (a.cache_out && walk.begin == 0 && walk.count > 0) {  // no other thread reads what it may overwrite
@@ -157,7 +157,7 @@ __global__ void __launch_bounds__(128)
 
 // Walks W - 1 tokens beyond its own, whose ds reach back into them. later[j] gathers dx_{t-j}.
 template <int N, int W, int kLanes, class T>
-__global__ void __launch_bounds__(128, N * sizeof(T) == 8 ? 3 : 2)
+__global__ void __launch_bounds__(kFastThreads, N * sizeof(T) == 8 ? 6 : 4)
     conv_backward_kernel(ConvArgs<T> a, ConvGrads<T> g, int64_t walks, unsigned strips, int steps,
                          int lanes) {
   Walk<N, W, T> walk(a, walks, strips);
@@ -218,7 +218,7 @@ __global__ void __launch_bounds__(128, N * sizeof(T) == 8 ? 3 : 2)
   }
   if (!g.dweight) return;
   // The walks of a tile are added in order.
-  __shared__ float sums[128][N * W + 1];
+  __shared__ float sums[kFastThreads][N * W + 1];
   const int me = static_cast<int>(threadIdx.y * blockDim.x + threadIdx.x);
   each<W, N>([&](int j, int i) { sums[me][i * W + W - 1 - j] = dweight[j][i]; });
   __syncthreads();

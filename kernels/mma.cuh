@@ -113,9 +113,10 @@ __device__ void wait_copies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(pending) : "memory");
 }
 
-// Fills a tile of 64 rows with `rows` rows of `width` numbers, `stride` apart, and zeros beyond; by the
-// block.
-__device__ inline void load_tile(const Tile& tile, const bf16* from, int64_t stride, int rows, int width) {
+// Fills the first HEIGHT rows of a tile with `rows` rows of `width` numbers, `stride` apart, and zeros
+// beyond; by the block.
+template <int HEIGHT>
+__device__ void load_rows(const Tile& tile, const bf16* from, int64_t stride, int rows, int width) {
   const int shift = __ffs(tile.units) - 1;
   const int thread = thread_here(), unit = thread & (tile.units - 1),
             step = static_cast<int>(blockDim.x) >> shift;
@@ -123,7 +124,11 @@ __device__ inline void load_tile(const Tile& tile, const bf16* from, int64_t str
   if (unit * 8 >= width) rows = 0;
   from += row * stride + unit * 8;
 #pragma unroll 4
-  for (; row < 64; row += step, from += step * stride) copy_async(tile.piece(row, unit), from, row < rows);
+  for (; row < HEIGHT; row += step, from += step * stride)
+    copy_async(tile.piece(row, unit), from, row < rows);
+}
+__device__ inline void load_tile(const Tile& tile, const bf16* from, int64_t stride, int rows, int width) {
+  load_rows<64>(tile, from, stride, rows, width);
 }
 
 // Brings the rows that load_tile would read into the second-level cache.

@@ -300,6 +300,43 @@ __device__ void write_backward(Shared& s, const HeadView<T>& view, const ScanGra
   __syncthreads();
 }
 
+// Y = (I + M_0)^{-T} dW_0 with dW_0 = (Gamma . P_0)^T dO + diag(b) K dS^T, by back substitution; dw_1 = Y.
+template <class T>
+__device__ void solve_transposed(Shared& s, const HeadView<T>& view, const ScanGrads<T>& grads, int64_t c0,
+                                 int n) {
+  const int K = view.K, V = view.V;
+  product(
+      n, V, K + n,
+      [&](int j, int k) { return k < K ? s.b[j] * load(view.key(0, c0 + j) + k) : s.pg[k - K][j]; },
+      [&](int k, int v) { return k < K ? view.state[v * K + k] : load(grads.d_o + view.o(c0 + k - K) + v); },
+      [&](int j, int v, float x) { view.y[j * V + v] = x; });
+  __syncthreads();
+  for (int v = threadIdx.x; v < V; v += kThreads)
+    for (int j = n - 1; j >= 0; --j) {
+      float sum = 0.f;
+      for (int i = j + 1; i < n; ++i) sum += s.beta[i] * s.xg[i][j] * view.y[i * V + v];
+      view.y[j * V + v] -= sum;
+      if (view.has_value(0)) store(grads.dw + view.w(0, c0 + j) + v, view.y[j * V + v]);
+    }
+  __syncthreads();
+}
+
+// dbeta, and dg_m = sum of dG_i over i >= m in m's document; dG_i = row sum - column sum + da_i a_i.
+template <class T>
+__device__ void finish_gates(Shared& s, const HeadView<T>& view, const ScanGrads<T>& grads, int64_t c0,
+                             int n) {
+  if (grads.dbeta && threadIdx.x < n) grads.dbeta[view.gate(c0 + threadIdx.x)] = s.dbeta[threadIdx.x];
+  if (!grads.dg || threadIdx.x > 0) return;
+  const int32_t* start = view.args.start ? view.args.start + view.token(c0) : nullptr;
+  float sum = 0.f;
+  for (int j = 0; j < n; ++j) sum += s.db[j] * s.b[j];  // dGamma's row n
+  for (int i = n - 1; i >= 0; --i) {
+    sum += s.rows[i] - s.columns[i] - s.db[i] * s.b[i] + s.da[i] * s.a[i];
+    grads.dg[view.gate(c0 + i)] = sum;
+    if (start && start[i] == c0 + i) sum = 0.f;  // i opens a document: what follows ends the one before
+  }
+}
+
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     backward_kernel(ScanArgs<T> args, ScanGrads<T> grads, float* scratch) {
@@ -324,20 +361,7 @@ __global__ void __launch_bounds__(kThreads)
     decays(s, view, c0, n);
     solve(s, view, S, c0, n, 0);
 
-    // Y = (I + M_0)^{-T} dW_0 with dW_0 = (Gamma . P_0)^T dO + diag(b) K dS^T, by back substitution
-    product(
-        n, V, K + n, [&](int j, int k) { return k < K ? s.b[j] * key(c0 + j, k) : s.pg[k - K][j]; },
-        [&](int k, int v) { return k < K ? dS[v * K + k] : d_o(c0 + k - K, v); },
-        [&](int j, int v, float x) { view.y[j * V + v] = x; });
-    __syncthreads();
-    for (int v = threadIdx.x; v < V; v += kThreads)
-      for (int j = n - 1; j >= 0; --j) {
-        float sum = 0.f;
-        for (int i = j + 1; i < n; ++i) sum += s.beta[i] * s.xg[i][j] * view.y[i * V + v];
-        view.y[j * V + v] -= sum;
-        if (view.has_value(0)) store(grads.dw + view.w(0, c0 + j) + v, view.y[j * V + v]);
-      }
-    __syncthreads();
+    solve_transposed(s, view, grads, c0, n);
 
     // What reads the incoming state: dQ = diag(a) dO S + ..., dK_row = -diag(beta a) Y S + ..., da and dbeta
     const auto state = [&](int v, int k) { return S[v * K + k]; };
@@ -372,21 +396,11 @@ __global__ void __launch_bounds__(kThreads)
       write_backward(s, view, grads, c0, n, m);
     }
 
-    // dg_m = sum of dG_i over i >= m in m's document; dG_i = row sum - column sum + da_i a_i
-    if (threadIdx.x == 0) {
-      float sum = 0.f;
-      for (int j = 0; j < n; ++j) s.rows[n - 1] += s.db[j] * s.b[j];
-      for (int i = n - 1; i >= 0; --i) {
-        if (i + 1 < n && args.start && args.start[view.token(c0 + i + 1)] == c0 + i + 1) sum = 0.f;
-        sum += s.rows[i] - s.columns[i] - s.db[i] * s.b[i] + s.da[i] * s.a[i];
-        if (grads.dg) grads.dg[view.gate(c0 + i)] = sum;
-      }
-    }
+    finish_gates(s, view, grads, c0, n);
     for (int e = threadIdx.x; e < n * K; e += kThreads) {
       store(grads.dq + view.q(c0 + e / K) + e % K, view.dq[e]);
       store(grads.dk + view.q(c0 + e / K) + e % K, view.dk[e]);
     }
-    if (grads.dbeta && threadIdx.x < n) grads.dbeta[view.gate(c0 + threadIdx.x)] = s.dbeta[threadIdx.x];
     // dS_in = a_n dS + dO^T diag(a) Q - Y^T diag(beta a) K, the two products as one over 2n
     product(
         V, K, 2 * n,
@@ -453,7 +467,9 @@ void scan_backward(const ScanArgs<T>& args, const ScanGrads<T>& grads) {
   PRISM_CHECK(args.states, "scan: the reverse pass needs args.states");
   if constexpr (std::is_same_v<T, bf16>)
     if (kernel_choice == KernelChoice::fast && fast_covers(args, true)) return fast_backward(args, grads);
-  forward(args, true);
+  ScanArgs<T> states = args;
+  states.final_state = nullptr;
+  forward(states, true);
   CUDA_CHECK(
       cudaFuncSetAttribute(backward_kernel<T>, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Shared)));
   backward_kernel<<<dim3(static_cast<unsigned>(args.H), static_cast<unsigned>(args.B)), kThreads,

@@ -70,6 +70,65 @@ __device__ void load_stage(const Stage<KP>& stage, const FastScan& f, const Line
   commit_copies();
 }
 
+// A warp's share of one chunk: U, O if wanted, and the new state. `a` heads the chunk's vectors; rows from
+// warp_v of the block's V, `height` of them, which begin at `at` in a tensor [B,T,H,V].
+template <int KP, int MT, Walk walk>
+__device__ void forward_chunk(StateRegisters<MT, KP>& S, const Stage<KP>& stage, const FastScan& f,
+                              const float* a, int n, int warp_v, int height, int64_t at) {
+  const float *b = a + kChunk, *beta = b + kChunk;
+  const int lane_column = 2 * (static_cast<int>(threadIdx.x) % 4);
+  // R = W_1 - diag(beta) (diag(a) K S^T + sum_m (Gamma^- . X_m) W_m)
+  HalfSums<MT> x;
+  TokenOperand<MT> u, o;
+  const bool has_value = f.has_value(0);
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    clear<MT>(x);
+    add_state_key<MT, KP>(x, S, stage.key(0), h);
+    scale_tokens<MT>(x, a, h);
+    for (int m = 1; m <= f.extra; ++m)
+      add_lower<MT, false>(x, FromTile<MT>{stage.value(m), warp_v}, stage.x(m), h);
+#pragma unroll
+    for (int mt = 0; mt < MT; ++mt)
+#pragma unroll
+      for (int p = 0; p < 2; ++p) {
+        FragmentA w = {};
+        if (has_value) stage.value(0).a_transposed(w, warp_v + 16 * mt, 32 * h + 16 * p);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {  // the words of an A fragment are those of two accumulators
+          const float2 s =
+              *reinterpret_cast<const float2*>(beta + 32 * h + 16 * p + 8 * (i / 2) + lane_column);
+          Accumulator& c = x[mt][2 * p + i / 2];
+          c[i % 2 * 2] = low_bf16(w[i]) - s.x * c[i % 2 * 2];
+          c[i % 2 * 2 + 1] = high_bf16(w[i]) - s.y * c[i % 2 * 2 + 1];
+        }
+      }
+    to_operand<MT>(u, x, h);
+  }
+  // U = T R
+  multiply_lower<MT, false>(u, stage.x(0));
+  if constexpr (walk == Walk::states) store_tokens<MT>(f.u + at, f.args.H * f.args.V, u, n, height, 0, 4);
+  // O = diag(a) Q S^T + sum_m (Gamma . P_m) W_m
+  if constexpr (walk == Walk::output)
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      clear<MT>(x);
+      add_state_key<MT, KP>(x, S, stage.q(), h);
+      scale_tokens<MT>(x, a, h);
+      add_lower<MT, false>(x, FromRegisters<MT>{u}, stage.p(0), h);
+      for (int m = 1; m <= f.extra; ++m)
+        add_lower<MT, false>(x, FromTile<MT>{stage.value(m), warp_v}, stage.p(m), h);
+      to_operand<MT>(o, x, h);
+      store_tokens<MT>(f.args.o + at, f.args.H * f.args.V, o, n, height, 2 * h, 2 * h + 2);
+    }
+  // S' = a_n S + sum_m (diag(b) W_m)^T kappa_m
+  scale_state<MT, KP>(S, a[n - 1]);
+  scale_operand<MT>(u, b);
+  add_outer<MT, KP>(S, FromRegisters<MT>{u}, stage.key(0));
+  for (int m = 1; m <= f.extra; ++m)
+    add_outer<MT, KP>(S, FromTile<MT>{stage.value(m), warp_v, b}, stage.key(m));
+}
+
 template <int KP, int MT, Walk walk>
 __global__ void __launch_bounds__(kWalkThreads, 1) forward_walk(FastScan f, int value_units, int stages) {
   extern __shared__ __align__(128) char memory[];
@@ -77,7 +136,7 @@ __global__ void __launch_bounds__(kWalkThreads, 1) forward_walk(FastScan f, int 
   const int stage_bytes = Stage<KP>::bytes(f.extra, value_units, output);
   const Line line = f.line(blockIdx.x);
   const int64_t segment = blockIdx.y, V = f.args.V;
-  const int K = static_cast<int>(f.args.K), lane_column = 2 * (static_cast<int>(threadIdx.x) % 4);
+  const int K = static_cast<int>(f.args.K);
   // Rows of S in this block, and this warp's. Blocks past V carry the identity through a transition.
   const int64_t value_blocks = ceil_div(V, value_units * 8);
   const bool identity = blockIdx.z >= value_blocks;
@@ -113,61 +172,11 @@ __global__ void __launch_bounds__(kWalkThreads, 1) forward_walk(FastScan f, int 
       load_stage<KP, output>(stage_at(chunk + 1), f, line, chunk + 1, load_v0);
     if (stages == 1 && chunk + 1 < last) load_stage<KP, output, true>(stage, f, line, chunk + 1, load_v0);
     const float* a = reinterpret_cast<const float*>(memory + (stage.vectors() - shared_address(memory)));
-    const float *b = a + kChunk, *beta = b + kChunk;
     if constexpr (walk == Walk::states)
       store_state<MT, KP>(f.states() + (line.pair * f.chunks + chunk) * V * K + row, K, S, height);
 
-    // R = W_1 - diag(beta) (diag(a) K S^T + sum_m (Gamma^- . X_m) W_m)
-    HalfSums<MT> x;
-    TokenOperand<MT> u, o;
-    const bool has_value = f.has_value(0);
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      clear<MT>(x);
-      add_state_key<MT, KP>(x, S, stage.key(0), h);
-      scale_tokens<MT>(x, a, h);
-      for (int m = 1; m <= f.extra; ++m)
-        add_lower<MT, false>(x, FromTile<MT>{stage.value(m), warp_v}, stage.x(m), h);
-#pragma unroll
-      for (int mt = 0; mt < MT; ++mt)
-#pragma unroll
-        for (int p = 0; p < 2; ++p) {
-          FragmentA w = {};
-          if (has_value) stage.value(0).a_transposed(w, warp_v + 16 * mt, 32 * h + 16 * p);
-#pragma unroll
-          for (int i = 0; i < 4; ++i) {  // the words of an A fragment are those of two accumulators
-            const float2 s =
-                *reinterpret_cast<const float2*>(beta + 32 * h + 16 * p + 8 * (i / 2) + lane_column);
-            Accumulator& c = x[mt][2 * p + i / 2];
-            c[i % 2 * 2] = low_bf16(w[i]) - s.x * c[i % 2 * 2];
-            c[i % 2 * 2 + 1] = high_bf16(w[i]) - s.y * c[i % 2 * 2 + 1];
-          }
-        }
-      to_operand<MT>(u, x, h);
-    }
-    // U = T R
-    multiply_lower<MT, false>(u, stage.x(0));
-    const int64_t at = f.at(line, chunk * kChunk) * V + v0 + warp_v;
-    if constexpr (walk == Walk::states) store_tokens<MT>(f.u + at, f.args.H * V, u, n, height, 0, 4);
-    // O = diag(a) Q S^T + sum_m (Gamma . P_m) W_m
-    if constexpr (output)
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        clear<MT>(x);
-        add_state_key<MT, KP>(x, S, stage.q(), h);
-        scale_tokens<MT>(x, a, h);
-        add_lower<MT, false>(x, FromRegisters<MT>{u}, stage.p(0), h);
-        for (int m = 1; m <= f.extra; ++m)
-          add_lower<MT, false>(x, FromTile<MT>{stage.value(m), warp_v}, stage.p(m), h);
-        to_operand<MT>(o, x, h);
-        store_tokens<MT>(f.args.o + at, f.args.H * V, o, n, height, 2 * h, 2 * h + 2);
-      }
-    // S' = a_n S + sum_m (diag(b) W_m)^T kappa_m
-    scale_state<MT, KP>(S, a[n - 1]);
-    scale_operand<MT>(u, b);
-    add_outer<MT, KP>(S, FromRegisters<MT>{u}, stage.key(0));
-    for (int m = 1; m <= f.extra; ++m)
-      add_outer<MT, KP>(S, FromTile<MT>{stage.value(m), warp_v, b}, stage.key(m));
+    forward_chunk<KP, MT, walk>(S, stage, f, a, n, warp_v, height,
+                                f.at(line, chunk * kChunk) * V + v0 + warp_v);
     if (stages == 1) __syncthreads();
   }
 
@@ -288,7 +297,10 @@ size_t plan(FastScan& f, const ScanArgs<bf16>& args, bool backward) {
   const int64_t tokens = args.B * args.T_len * args.H;
   if (backward) take(f.u, tokens * args.V);
   if (backward && args.own_first_key) take(f.y, tokens * args.V);
-  if (backward && args.K > 128) take(f.second_dg, tokens), take(f.second_dbeta, tokens);
+  if (backward) {
+    take(f.sums, f.pairs * f.chunks * (1 + f.extra) * FastScan::kSums);
+    take(f.dots, f.pairs * f.chunks * f.key_parts() * FastScan::kDots);
+  }
   return static_cast<size_t>(at - static_cast<char*>(args.workspace));
 }
 
@@ -311,8 +323,8 @@ void chain_segments(const FastScan& f, const float* boundary, bool reverse) {
 
 bool fast_covers(const ScanArgs<bf16>& args, bool backward) {
   const int available = static_cast<int>(context().shared_memory);
-  return walk_bytes(args, 8) <= available && (!backward || gradients_bytes(args) <= available) &&
-         args.B * args.H * args.chunks() < int64_t{1} << 31;
+  return walk_bytes(args, 8) <= available && (!backward || gradients_cover(args)) &&
+         args.B * args.H * args.chunks() < int64_t{1} << 28;  // blocks, times those of a chunk
 }
 
 size_t fast_workspace_bytes(const ScanArgs<bf16>& args, bool backward) {

@@ -38,8 +38,8 @@ struct FastScan {
   int walk_units = 0;  // rows of S that a block of a walk has, over 8
   int extra = 0;       // M
   bool backward = false;
-  bf16* y = nullptr;                                    // [B,T,H,V] Y, where dw_1 is another thing
-  float *second_dg = nullptr, *second_dbeta = nullptr;  // [B,T,H] the share of columns 128.. of K
+  bf16* y = nullptr;                       // [B,T,H,V] Y, where dw_1 is another thing
+  float *sums = nullptr, *dots = nullptr;  // what kernels/scan_gradients.cu adds up to dg and dbeta
 
   __host__ __device__ int squares_per_chunk() const { return 1 + 2 * (1 + extra) + backward; }
   // args.states holds, in bf16, S before each chunk and then dS after it: two [pairs][chunks][V][K].
@@ -54,6 +54,14 @@ struct FastScan {
   }
   __device__ float* vector(const Line& l, int64_t chunk) const {
     return vectors + (l.pair * chunks + chunk) * 3 * kChunk;
+  }
+  static constexpr int kSums = 2 * kChunk, kDots = 4 * kChunk;
+  __device__ float* gate_sums(const Line& l, int64_t chunk, int m) const {
+    return sums + ((l.pair * chunks + chunk) * (1 + extra) + m) * kSums;
+  }
+  __host__ __device__ int key_parts() const { return static_cast<int>((args.K + 63) / 64); }
+  __device__ float* gate_dots(const Line& l, int64_t chunk, int part) const {
+    return dots + ((l.pair * chunks + chunk) * key_parts() + part) * kDots;
   }
   __device__ float* segment(const Line& l, int64_t s) const {
     return segments + (l.pair * segment_count + s) * (args.V + 2 * args.K) * args.K;
@@ -98,7 +106,7 @@ FastScan fast_states(const ScanArgs<bf16>& args);
 // (null: 0), in reverse, with the transposed transitions, from `boundary` after the last.
 void chain_segments(const FastScan& f, const float* boundary, bool reverse);
 void launch_gradients(const FastScan& f, const ScanGrads<bf16>& grads);
-int gradients_bytes(const ScanArgs<bf16>& args);  // of shared memory
+bool gradients_cover(const ScanArgs<bf16>& args);
 
 // True when the fast kernels cover this problem's shape on this card.
 bool fast_covers(const ScanArgs<bf16>& args, bool backward);

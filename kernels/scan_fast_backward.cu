@@ -55,6 +55,49 @@ __device__ void load_stage(const Stage<KP>& stage, const FastScan& f, const bf16
   commit_copies();
 }
 
+// A warp's share of one chunk: Y, dW_m and the gradient of the state before it, in the terms of
+// forward_chunk; `c0` is the chunk's first token and v the first of this warp's rows.
+template <int KP, int MT, bool transition>
+__device__ void reverse_chunk(StateRegisters<MT, KP>& dS, const Stage<KP>& stage, const FastScan& f,
+                              const ScanGrads<bf16>& grads, const Line& line, const float* a, int64_t c0,
+                              int n, int warp_v, int64_t v, int height) {
+  const float *b = a + kChunk, *beta = b + kChunk;
+  // dW_0 = diag(b) K dS^T + (Gamma . P_0)^T dO;   Y = T^T dW_0
+  const FromTile<MT> d_o{stage.d_o(), warp_v};
+  HalfSums<MT> x;
+  TokenOperand<MT> y, dw;
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    clear<MT>(x);
+    add_state_key<MT, KP>(x, dS, stage.key(0), h);
+    scale_tokens<MT>(x, b, h);
+    add_lower<MT, true>(x, d_o, stage.p(0), h);
+    to_operand<MT>(y, x, h);
+  }
+  multiply_lower<MT, true>(y, stage.x(0));
+  if constexpr (!transition) store_tokens<MT>(f.y_at(grads, line, c0) + v, f.y_stride(), y, n, height, 0, 4);
+  scale_operand<MT>(y, beta, -1.f);  // y = -diag(beta) Y
+  // dW_m = diag(b) kappa_m dS^T + (Gamma . P_m)^T dO - (Gamma^- . X_m)^T diag(beta) Y
+  if constexpr (!transition)
+    for (int m = 1; m <= f.extra; ++m)
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        clear<MT>(x);
+        add_state_key<MT, KP>(x, dS, stage.key(m), h);
+        scale_tokens<MT>(x, b, h);
+        add_lower<MT, true>(x, d_o, stage.p(m), h);
+        add_lower<MT, true>(x, FromRegisters<MT>{y}, stage.x(m), h);
+        to_operand<MT>(dw, x, h);
+        store_tokens<MT>(grads.dw + f.value(m, line, c0) + v, f.value_stride(), dw, n, height, 2 * h,
+                         2 * h + 2);
+      }
+  // dS_in = a_n dS + dO^T diag(a) Q - Y^T diag(beta a) K
+  scale_state<MT, KP>(dS, a[n - 1]);
+  add_outer<MT, KP>(dS, FromTile<MT>{stage.d_o(), warp_v, a}, stage.q());
+  scale_operand<MT>(y, a);
+  add_outer<MT, KP>(dS, FromRegisters<MT>{y}, stage.key(0));
+}
+
 // With `transition` runs each segment from 0 and keeps its result alone.
 template <int KP, int MT, bool transition>
 __global__ void __launch_bounds__(kWalkThreads, 1)
@@ -94,45 +137,11 @@ __global__ void __launch_bounds__(kWalkThreads, 1)
     if (stages == 1 && chunk > first)
       load_stage<KP, transition, true>(stage, f, grads.d_o, line, chunk - 1, v0);
     const float* a = reinterpret_cast<const float*>(memory + (stage.vectors() - shared_address(memory)));
-    const float *b = a + kChunk, *beta = b + kChunk;
     if constexpr (!transition)
       store_state<MT, KP>(f.dstates() + (line.pair * f.chunks + chunk) * V * K + row, K, dS, height);
 
-    // dW_0 = diag(b) K dS^T + (Gamma . P_0)^T dO;   Y = T^T dW_0
-    const FromTile<MT> d_o{stage.d_o(), warp_v};
-    HalfSums<MT> x;
-    TokenOperand<MT> y, dw;
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      clear<MT>(x);
-      add_state_key<MT, KP>(x, dS, stage.key(0), h);
-      scale_tokens<MT>(x, b, h);
-      add_lower<MT, true>(x, d_o, stage.p(0), h);
-      to_operand<MT>(y, x, h);
-    }
-    multiply_lower<MT, true>(y, stage.x(0));
-    if constexpr (!transition)
-      store_tokens<MT>(f.y_at(grads, line, chunk * kChunk) + v0 + warp_v, f.y_stride(), y, n, height, 0, 4);
-    scale_operand<MT>(y, beta, -1.f);  // y = -diag(beta) Y
-    // dW_m = diag(b) kappa_m dS^T + (Gamma . P_m)^T dO - (Gamma^- . X_m)^T diag(beta) Y
-    if constexpr (!transition)
-      for (int m = 1; m <= f.extra; ++m)
-#pragma unroll
-        for (int h = 0; h < 2; ++h) {
-          clear<MT>(x);
-          add_state_key<MT, KP>(x, dS, stage.key(m), h);
-          scale_tokens<MT>(x, b, h);
-          add_lower<MT, true>(x, d_o, stage.p(m), h);
-          add_lower<MT, true>(x, FromRegisters<MT>{y}, stage.x(m), h);
-          to_operand<MT>(dw, x, h);
-          store_tokens<MT>(grads.dw + f.value(m, line, chunk * kChunk) + v0 + warp_v, f.value_stride(), dw, n,
-                           height, 2 * h, 2 * h + 2);
-        }
-    // dS_in = a_n dS + dO^T diag(a) Q - Y^T diag(beta a) K
-    scale_state<MT, KP>(dS, a[n - 1]);
-    add_outer<MT, KP>(dS, FromTile<MT>{stage.d_o(), warp_v, a}, stage.q());
-    scale_operand<MT>(y, a);
-    add_outer<MT, KP>(dS, FromRegisters<MT>{y}, stage.key(0));
+    reverse_chunk<KP, MT, transition>(dS, stage, f, grads, line, a, chunk * kChunk, n, warp_v, v0 + warp_v,
+                                      height);
     if (stages == 1) __syncthreads();
   }
 

@@ -1,9 +1,9 @@
 // train: from data to a checkpoint.
-#include <algorithm>
 #include <array>
 #include <cstdio>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "src/commands.h"
 #include "src/device_options.h"
@@ -17,30 +17,24 @@ namespace {
 struct TrainOptions {
   std::string preset, config, model;
   TrainSettings given;
-  std::vector<std::string> named;  // the settings that the command line gives
+  std::set<std::string> named;  // the settings that the command line gives
   DeviceOptions where;
-  TrainReports reports;
-  bool resume = false, ngrams = false;
-  std::vector<std::string> allowed;
-
-  bool gives(const std::string& name) const {
-    return std::find(named.begin(), named.end(), name) != named.end();
-  }
-  bool allows(const char* name) const {
-    return std::find(allowed.begin(), allowed.end(), name) != allowed.end();
-  }
+  std::string out;
+  int64_t stop_after = 0;
+  bool resume = false, ngrams = false, no_graph = false;
+  std::set<std::string> allowed;
 };
 
 // The command line's settings over those of `base`.
 TrainSettings settings_over(TrainSettings base, const TrainOptions& o) {
   // Values that follow another one, when that one is given and they are not.
   Recipe& r = base.recipe;
-  if (!o.resume && o.gives("lr")) r.min_lr = o.given.recipe.lr / 10;
-  if (!o.resume && o.gives("steps")) r.warmup = std::min(r.warmup, o.given.recipe.steps / 10);
+  if (!o.resume && o.named.contains("lr")) r.min_lr = o.given.recipe.lr / 10;
+  if (!o.resume && o.named.contains("steps")) r.warmup = std::min(r.warmup, o.given.recipe.steps / 10);
   nlohmann::json values;
   for_each_setting(o.given, [&](const char* name, const auto& field, const char*) { values[name] = field; });
   for_each_setting(base, [&](const char* name, auto& field, const char*) {
-    if (o.gives(name)) values[name].get_to(field);
+    if (o.named.contains(name)) values[name].get_to(field);
   });
   return base;
 }
@@ -124,16 +118,16 @@ void train(TrainOptions& o) {
     throw UsageError("train: expected one of --preset, --config and --model");
   if (o.resume && !o.model.empty()) throw UsageError("--model: expected none with --resume, got " + o.model);
 
-  CheckpointWriter writer(o.reports.out, o.resume);
-  const std::string from = o.resume          ? newest_checkpoint(o.reports.out)
+  CheckpointWriter writer(o.out, o.resume);
+  const std::string from = o.resume          ? newest_checkpoint(o.out)
                            : o.model.empty() ? ""
                                              : newest_checkpoint(o.model);
   TrainState state;
   if (!o.preset.empty()) state.settings.recipe = find_preset(o.preset).recipe;
   if (o.resume) {
     state = read_state(from);
-    if (!o.gives("device")) o.where.device_name = state.settings.device;
-    if (!o.gives("dtype")) o.where.dtype_name = state.settings.dtype;
+    if (!o.named.contains("device")) o.where.device_name = state.settings.device;
+    if (!o.named.contains("dtype")) o.where.dtype_name = state.settings.dtype;
   }
   Device device;
   DType dtype;
@@ -156,30 +150,26 @@ void train(TrainOptions& o) {
   if (!settings.val.empty()) data.val = open_sources(settings.val, data.tokenizer, how).val;
 
   const auto model = make_model(o, from, data, device, dtype, settings.seed);
-  const int64_t tenth = std::max<int64_t>(settings.recipe.steps / 10, 1);
-  if (o.reports.eval_every == 0) o.reports.eval_every = tenth;
-  if (o.reports.save_every == 0) o.reports.save_every = tenth;
-  Trainer trainer(*model, state, data, o.reports, writer, o.allows("data"));
-  if (const int code = trainer.run()) throw Exit{code};
+  Trainer trainer(*model, state, data, o.out, writer, o.allowed.contains("data"));
+  trainer.engine().use_graph = !o.no_graph;
+  if (const int code = trainer.run(o.stop_after)) throw Exit{code};
   if (trainer.state().step < settings.recipe.steps) return;
   const bool validated = !std::isnan(trainer.state().val_loss);
   if (o.ngrams && validated) compare_with_ngrams(trainer, data, model->config());
   std::printf("\n%s/ holds the model (config.json, model.safetensors) and its losses (log.jsonl, loss.svg)\n",
-              o.reports.out.c_str());
+              o.out.c_str());
 }
 
 }  // namespace
 
 void add_train(CLI::App& app) {
   const auto o = std::make_shared<TrainOptions>();
-  o->reports.eval_every = o->reports.save_every = 0;
   CLI::App* command = app.add_subcommand("train", "Train a model, or go on with a run");
   command->add_option("--preset", o->preset,
                       "a model and its recipe: tiny, gdn-15m, prism-15m, gdn-119m, ...");
   command->add_option("--config", o->config, "config.json of a new model");
   command->add_option("--model", o->model, "checkpoint directory whose weights a new run begins with");
-  command->add_option("--out", o->reports.out, "directory of the run; it holds the newest checkpoint")
-      ->required();
+  command->add_option("--out", o->out, "directory of the run; it holds the newest checkpoint")->required();
   std::vector<std::string> names = {"device", "dtype"};
   for_each_setting(o->given, [&](const std::string& name, auto& field, const char* help) {
     names.push_back(name);
@@ -188,27 +178,20 @@ void add_train(CLI::App& app) {
     else
       command->add_option("--" + name, field, help);
   });
-  const auto count = [&](const char* name, int64_t& field, const char* help) {
-    return command->add_option(name, field, help)->check(CLI::NonNegativeNumber);
-  };
-  count("--log-every", o->reports.log_every, "steps between lines of the log")->capture_default_str();
-  count("--eval-every", o->reports.eval_every, "steps between validations; default: a tenth of --steps");
-  count("--eval-tokens", o->reports.eval_tokens, "validation tokens looked at, at most")
-      ->capture_default_str();
-  count("--save-every", o->reports.save_every, "steps between checkpoints; default: a tenth of --steps");
-  count("--keep", o->reports.keep, "checkpoints to keep; 0: all")->capture_default_str();
-  count("--stop-after", o->reports.stop_after, "save after this step and stop; --resume goes on");
+  command->add_option("--stop-after", o->stop_after, "save after this step and stop; --resume goes on");
   command->add_flag("--resume", o->resume, "go on from --out's newest checkpoint, with its settings");
   command->add_option("--allow-change", o->allowed, "settings that may differ from the resumed run's")
       ->check(CLI::IsMember(names));
   command->add_flag("--ngrams", o->ngrams, "compare with n-gram models of the same text at the end");
+  command->add_flag("--no-graph", o->no_graph,
+                    "cuda: launch each kernel by itself; the same weights, slower");
   add_device_options(*command, o->where);
   command->footer(
       "All but the data and --out has a default, from the preset's recipe.\n"
       "Example: prism train --preset tiny --data src kernels --out runs/first --steps 500");
   command->callback([o, command, names] {
     for (const std::string& name : names)
-      if (command->count("--" + name) > 0) o->named.push_back(name);
+      if (command->count("--" + name) > 0) o->named.insert(name);
     train(*o);
   });
 }

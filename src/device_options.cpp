@@ -1,5 +1,6 @@
 #include "src/device_options.h"
 
+#include "kernels/matmul.h"
 #include "tensor/parallel.h"
 
 namespace prism {
@@ -15,6 +16,8 @@ void add_device_options(CLI::App& command, DeviceOptions& options) {
   command.add_option("--kernels", options.kernels, "cuda: fast, or simple, the readable reference")
       ->check(CLI::IsMember({"simple", "fast"}))
       ->capture_default_str();
+  command.add_flag("--tf32", options.tf32,
+                   "cuda, f32: products may round their operands to 10 bits of mantissa");
   command
       .add_option("--threads", options.threads,
                   "threads on the cpu; 0: all cores. Results do not depend on it")
@@ -34,6 +37,8 @@ void DeviceOptions::resolve(Device& device, DType& dtype) const {
     throw UsageError(
         cat("--dtype: the cpu computes in f32 and f64, cuda in f32 and bf16; got ", dtype, " on ", device));
   kernel_choice = kernels == "simple" ? KernelChoice::simple : KernelChoice::fast;
+  if constexpr (kWithCuda)
+    if (cuda) cuda::use_tf32(tf32);
   if (threads > 0) set_threads(threads);
 }
 

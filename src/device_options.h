@@ -10,6 +10,7 @@ namespace prism {
 
 struct DeviceOptions {
   std::string device_name = "auto", dtype_name = "auto", kernels = "fast";
+  bool tf32 = false;
   int threads = 0;  // 0: OpenMP's choice
 
   // What the names mean here: auto is cuda when a card can be used, with bf16, else the cpu with f32. Sets

@@ -80,6 +80,7 @@ std::vector<Sweep> sweeps(bool aligned) {
     for (int64_t V : some) {
       ScanCase c;
       c.B = 1, c.T = 70, c.K = K, c.V = V, c.L = 1 + (K + V) / 8 % 4, c.documents = true;
+      c.C = aligned ? 64 : 16;
       c.seed = static_cast<uint64_t>(1000 * K + V);
       widths.cases.push_back(c);
     }

@@ -59,7 +59,8 @@ class Model {
   const Parameters& parameters() const { return parameters_; }
   Device device() const { return parameters_.device(); }
   DType dtype() const { return parameters_.dtype(); }
-  // Chunk size of the scan; any value gives the same function. On the CPU narrow heads are faster in short chunks.
+  // Chunk size of the scan; any value gives the same function. On the CPU narrow heads are faster in short
+  // chunks.
   int64_t chunk = 64;
 
  private:

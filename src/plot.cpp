@@ -15,19 +15,6 @@ struct Point {
 };
 using Curve = std::vector<Point>;
 
-// At most 400 points: means of neighbours.
-Curve thinned(const Curve& curve) {
-  const size_t group = (curve.size() + 399) / 400;
-  Curve out;
-  for (size_t begin = 0; begin < curve.size(); begin += group) {
-    const size_t n = std::min(group, curve.size() - begin);
-    Point sum{0, 0};
-    for (size_t i = begin; i < begin + n; ++i) sum.x += curve[i].x, sum.y += curve[i].y;
-    out.push_back({sum.x / static_cast<double>(n), sum.y / static_cast<double>(n)});
-  }
-  return out;
-}
-
 // One axis: values [low, high] on pixels [from, to], a tick every `step` (1, 2 or 5 times a power of ten).
 struct Axis {
   double low, high, step, from, to;
@@ -112,7 +99,7 @@ void draw_losses(const std::string& log_path, const std::string& svg_path) {
     take("loss", training);
     take("val_loss", validation);
   }
-  const std::string svg = drawing(thinned(training), thinned(validation));
+  const std::string svg = drawing(training, validation);
   replace_file(svg_path, [&](OutputFile& file) { file.write(svg); });
 }
 

@@ -17,6 +17,11 @@ constexpr int kFormat = 1;  // of trainer_state.json
 
 const std::array<StoredBuffer, 2> kMoments = {{{"m.", &Parameters::moment1}, {"v.", &Parameters::moment2}}};
 
+// Counts that may be 0, and change on resume.
+bool is_report(const std::string& name) {
+  return name.ends_with("-every") || name == "eval-tokens" || name == "keep";
+}
+
 json settings_json(const TrainSettings& settings) {
   json object = {{"device", settings.device}, {"dtype", settings.dtype}};
   for_each_setting(settings, [&](const char* name, const auto& field, const char*) { object[name] = field; });
@@ -32,7 +37,7 @@ void check_settings(const TrainSettings& settings) {
   for_each_setting(settings, [&](const std::string& name, const auto& field, const char*) {
     using T = std::decay_t<decltype(field)>;
     if constexpr (std::is_same_v<T, int64_t>) {
-      const int64_t least = name == "warmup" ? 0 : 1;
+      const int64_t least = name == "warmup" || is_report(name) ? 0 : 1;
       check(field >= least && field <= INT32_MAX, name, cat(least, " to ", INT32_MAX), field);
     }
     if constexpr (std::is_same_v<T, double>) {
@@ -107,12 +112,12 @@ void read_moments(const std::string& checkpoint, Model& model) {
 }
 
 void check_unchanged(const TrainSettings& saved, const TrainSettings& given,
-                     const std::vector<std::string>& allowed) {
-  const json now = settings_json(given);
-  for (const auto& [name, value] : settings_json(saved).items())
-    PRISM_CHECK(now[name] == value || std::find(allowed.begin(), allowed.end(), name) != allowed.end(), "--",
-                name, ": expected ", shown(value), " as when the run was saved, got ", shown(now[name]),
-                "; --allow-change ", name, " changes it");
+                     const std::set<std::string>& allowed) {
+  const json before = settings_json(saved), now = settings_json(given);
+  for (const auto& [name, value] : before.items())
+    PRISM_CHECK(now[name] == value || is_report(name) || allowed.contains(name), "--", name, ": expected ",
+                shown(value), " as when the run was saved, got ", shown(now[name]), "; --allow-change ", name,
+                " changes it");
 }
 
 }  // namespace prism

@@ -2,19 +2,24 @@
 #pragma once
 
 #include <limits>
+#include <set>
 
 #include "data/loader.h"
 #include "src/model_files.h"
 
 namespace prism {
 
-// All that decides a run's weights. A run that is resumed must keep them.
+// What a run is. All but the last ones decide its weights, and must be the same when it is resumed.
 struct TrainSettings {
   std::vector<std::string> data, val;  // as open_sources() takes them
   Recipe recipe;
   uint64_t seed = 0;
   bool no_document_reset = false, raw_u16 = false;
   std::string device = "cpu", dtype = "f32";
+  // These may change on resume: they decide what is reported and kept. Every 0 steps: every tenth of `steps`.
+  int64_t log_every = 10, eval_every = 0, save_every = 0;
+  int64_t eval_tokens = 1 << 19;  // validation looks at so many at most, the same ones each time
+  int64_t keep = 2;               // checkpoints; 0: all
 };
 
 // visit(name, field, help) for each setting but device and dtype; its flag is --name.
@@ -40,6 +45,11 @@ void for_each_setting(S& s, const Visit& visit) {
   visit("no-document-reset", s.no_document_reset,
         "let state and convolutions cross from document to document");
   visit("raw-u16", s.raw_u16, ".bin files are uint16 ids without a header");
+  visit("log-every", s.log_every, "steps between lines of the log");
+  visit("eval-every", s.eval_every, "steps between validations; 0: a tenth of --steps");
+  visit("eval-tokens", s.eval_tokens, "validation tokens looked at, at most");
+  visit("save-every", s.save_every, "steps between checkpoints; 0: a tenth of --steps");
+  visit("keep", s.keep, "checkpoints to keep; 0: all");
 }
 
 // Throws a UsageError that names the flag, what was expected and what came.
@@ -62,6 +72,6 @@ TrainState read_state(const std::string& checkpoint);
 void read_moments(const std::string& checkpoint, Model& model);
 // Throws, with the saved value and the given one, for a setting that differs and is not among `allowed`.
 void check_unchanged(const TrainSettings& saved, const TrainSettings& given,
-                     const std::vector<std::string>& allowed);
+                     const std::set<std::string>& allowed);
 
 }  // namespace prism

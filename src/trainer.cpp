@@ -15,9 +15,9 @@ constexpr int64_t kReadEvery = 10;    // steps between looks at the scalars, whi
 
 volatile std::sig_atomic_t stop_signal = 0;
 
-// The default action comes back, so that a second signal ends the process at once.
 void request_stop(int signal) {
   stop_signal = signal;
+  // A second signal ends the process at once.
   std::signal(SIGINT, SIG_DFL);
   std::signal(SIGTERM, SIG_DFL);
 }
@@ -30,6 +30,8 @@ class StopSignals {
     struct sigaction action {};
     action.sa_handler = request_stop;
     action.sa_flags = SA_RESTART;
+    sigaddset(&action.sa_mask, SIGINT);  // one at a time, when both come
+    sigaddset(&action.sa_mask, SIGTERM);
     sigaction(SIGINT, &action, &interrupt_);
     sigaction(SIGTERM, &action, &terminate_);
   }
@@ -84,11 +86,11 @@ AdamWSettings adamw_settings(const Recipe& r) {
 
 }  // namespace
 
-Trainer::Trainer(Model& model, const TrainState& state, const Sources& data, const TrainReports& reports,
+Trainer::Trainer(Model& model, const TrainState& state, const Sources& data, const std::string& out,
                  CheckpointWriter& writer, bool other_data)
     : model_(model),
       state_(state),
-      reports_(reports),
+      out_(out),
       writer_(writer),
       tokenizer_(data.tokenizer),
       optimizer_(model.parameters(), adamw_settings(state.settings.recipe)),
@@ -106,11 +108,11 @@ Trainer::Trainer(Model& model, const TrainState& state, const Sources& data, con
   place_loader(data, other_data);
   announce();
   if (state.step > 0) {
-    last_saved_ = newest_checkpoint(reports.out);
+    last_saved_ = newest_checkpoint(out);
     read_moments(last_saved_, model);
     optimizer_.restore(state.taken, state.skipped, state.skipped_in_row);
   }
-  log_.emplace(reports.out + "/log.jsonl", state.step);
+  log_.emplace(out + "/log.jsonl", state.step);
 }
 
 LoaderOptions Trainer::loader_options(int64_t B, uint64_t seed, const Sources& data) const {
@@ -180,7 +182,7 @@ void Trainer::for_each_validation_batch(const std::function<void(const Batch&)>&
   if (!val_loader_) return;
   const Recipe& r = state_.settings.recipe;
   val_loader_->restore(val_begin_);
-  const int64_t batch = r.batch * r.seq, most = (reports_.eval_tokens + batch - 1) / batch;
+  const int64_t batch = r.batch * r.seq, most = (state_.settings.eval_tokens + batch - 1) / batch;
   for (int64_t i = 0; i < std::min(most, val_loader_->steps_per_epoch()); ++i) fn(val_loader_->next());
 }
 
@@ -233,35 +235,35 @@ void Trainer::save(const StepScalars<double>& scalars) {
   state_.loader = loader_->state();
   std::vector<CheckpointFile> files = model_files(model_, tokenizer_);
   for (CheckpointFile& file : state_files(model_, state_)) files.push_back(std::move(file));
-  writer_.save(state_.step, files, reports_.keep);
-  last_saved_ = newest_checkpoint(reports_.out);
-  draw_losses(reports_.out + "/log.jsonl", reports_.out + "/loss.svg");
+  writer_.save(state_.step, files, state_.settings.keep);
+  last_saved_ = newest_checkpoint(out_);
+  draw_losses(out_ + "/log.jsonl", out_ + "/loss.svg");
 }
 
-int Trainer::run() {
+int Trainer::run(int64_t stop_after) {
   const StopSignals signals;
-  const int64_t steps = state_.settings.recipe.steps;
+  const TrainSettings& s = state_.settings;
+  const int64_t steps = s.recipe.steps, tenth = std::max<int64_t>(steps / 10, 1);
   while (state_.step < steps) {
     train_step();
     const int64_t step = state_.step;
     const int signal = stop_signal;
-    const bool last = step == steps, stops = signal || step == reports_.stop_after;
-    const auto due = [&](int64_t every) { return last || (every > 0 && step % every == 0); };
-    const bool saves = due(reports_.save_every) || stops, logs = due(reports_.log_every);
-    const bool evaluates = due(reports_.eval_every) && val_loader_;
-    if (model_.device() == Device::cuda && !saves && !logs && !evaluates && step % kReadEvery != 0) continue;
+    const bool last = step == steps, stops = signal || step == stop_after;
+    const auto due = [&](int64_t every) { return last || step % (every > 0 ? every : tenth) == 0; };
+    const bool saves = due(s.save_every) || stops, evaluates = due(s.eval_every) && val_loader_;
+    const bool logs = due(s.log_every) || evaluates || step == 1;
+    if (model_.device() == Device::cuda && !saves && !logs && step % kReadEvery != 0) continue;
 
     const StepScalars<double> scalars = optimizer_.read();
     check_finite(scalars);
     const double seconds = std::chrono::duration<double>(Clock::now() - clock_).count();
     if (evaluates) validate();
-    report(scalars, seconds, logs || evaluates, evaluates);
+    report(scalars, seconds, logs, evaluates);
     // In a run of bad steps a scheduled save would only take the place of a checkpoint known to be good.
     if (stops || last || (saves && scalars.skipped_in_row == 0)) save(scalars);
     if (evaluates || saves) clock_ = Clock::now(), clock_step_ = step;
     if (stops && !last) {
-      progress_.keep(
-          cat("stopped after step ", step, "; prism train --out ", reports_.out, " --resume goes on"));
+      progress_.keep(cat("stopped after step ", step, "; prism train --out ", out_, " --resume goes on"));
       return signal ? 128 + signal : 0;
     }
   }

@@ -10,29 +10,21 @@
 
 namespace prism {
 
-// How a run reports and saves. Nothing here changes its weights.
-struct TrainReports {
-  std::string out;
-  int64_t log_every = 10, eval_every = 100, save_every = 100;  // steps
-  int64_t keep = 2;                                            // checkpoints; 0: all
-  int64_t stop_after = 0;         // save after this step and stop; 0: run to the end
-  int64_t eval_tokens = 1 << 19;  // validation looks at so many tokens at most, the same ones each time
-};
-
 class Trainer {
  public:
   // The model has its initial or saved weights. A state of step 0 begins a run; a later one continues it,
-  // with the moments of the newest checkpoint in reports.out. Throws when memory does not suffice, or the
+  // with the moments of the newest checkpoint in `out`. Throws when memory does not suffice, or the
   // data does not fit the model or is not that of the state; with `other_data` it may be, and its first epoch
   // begins.
-  Trainer(Model& model, const TrainState& state, const Sources& data, const TrainReports& reports,
+  Trainer(Model& model, const TrainState& state, const Sources& data, const std::string& out,
           CheckpointWriter& writer, bool other_data = false);
 
-  // Trains to the last step, to stop_after, or until SIGINT or SIGTERM; then saves. Returns the exit status:
-  // 0, or 128 + the signal. A second signal ends the process at once. Throws after ten steps in a row whose
-  // loss or gradient is not finite.
-  int run();
+  // Trains to the last step, to `stop_after`, or until SIGINT or SIGTERM; then saves. Returns the exit
+  // status: 0, or 128 + the signal. A second signal ends the process at once. Throws after ten steps in a row
+  // whose loss or gradient is not finite.
+  int run(int64_t stop_after = 0);
   const TrainState& state() const { return state_; }
+  Engine& engine() { return *engine_; }
   // The validation batches; none when there is too little validation data.
   void for_each_validation_batch(const std::function<void(const Batch&)>& fn);
 
@@ -50,7 +42,7 @@ class Trainer {
   using Clock = std::chrono::steady_clock;
   Model& model_;
   TrainState state_;
-  TrainReports reports_;
+  std::string out_;
   CheckpointWriter& writer_;
   std::optional<Tokenizer> tokenizer_;
   std::unique_ptr<Loader> loader_, val_loader_;

@@ -1,23 +1,13 @@
-// A directory for one test, removed at its end.
+// A temporary directory that tests write small files into.
 #pragma once
 
-#include <unistd.h>
-
-#include <filesystem>
 #include <fstream>
-#include <string>
+
+#include "tests/temporary.h"
 
 namespace prism {
 
-class Scratch {
- public:
-  Scratch() {
-    std::string name = std::filesystem::temp_directory_path() / "prism-test-XXXXXX";
-    path_ = ::mkdtemp(name.data());
-  }
-  ~Scratch() { std::filesystem::remove_all(path_); }
-  Scratch(const Scratch&) = delete;
-  std::string operator/(const std::string& name) const { return path_ + "/" + name; }
+struct Scratch : TemporaryDirectory {
   // Writes a file, and the directories it lies in; returns its path.
   std::string write(const std::string& name, const std::string& content) const {
     const std::string path = *this / name;
@@ -25,9 +15,6 @@ class Scratch {
     std::ofstream(path, std::ios::binary) << content;
     return path;
   }
-
- private:
-  std::string path_;
 };
 
 }  // namespace prism

@@ -3,12 +3,12 @@
 
 #include <algorithm>
 
+#include "src/compare.h"
 #include "src/decoder.h"
 #include "src/engine.h"
 #include "src/evaluate.h"
 #include "src/host.h"
 #include "tensor/rng.h"
-#include "src/compare.h"
 
 using namespace prism;
 
@@ -96,6 +96,33 @@ TEST_CASE("changing one document leaves its neighbours' logits equal bit for bit
     CHECK(std::equal(before.logits.begin(), before.logits.begin() + 30 * 29, after.logits.begin()));
     CHECK(std::equal(before.logits.begin() + 75 * 29, before.logits.end(), after.logits.begin() + 75 * 29));
     CHECK(before.logits != after.logits);
+  }
+}
+
+TEST_CASE(
+    "changing one document leaves its neighbours' activation gradients equal bit for bit, in every mixer") {
+  // Documents of disjoint ids and an embedding that is not tied: a row of its gradient is a sum of the
+  // activation gradients at one document's positions.
+  const int64_t T = 100, D = 24;
+  std::vector<int32_t> start(static_cast<size_t>(T)), ids = random_ids(T, 9, 8);
+  for (int32_t t = 0; t < T; ++t) {
+    const int32_t document = t < 30 ? 0 : t < 75 ? 1 : 2;
+    start[static_cast<size_t>(t)] = document == 0 ? 0 : document == 1 ? 30 : 75;
+    ids[static_cast<size_t>(t)] += 9 * document;
+  }
+  for (const auto& mixers : kMixers) {
+    CAPTURE(mixers[0]);
+    Config config = small(mixers, 3);
+    config.tie_word_embeddings = false;
+    const std::vector<double> before = run(config, batch_of(ids, 1, start)).grads;
+    std::vector<int32_t> other = ids;
+    for (int64_t t = 30; t < 75; ++t)
+      other[static_cast<size_t>(t)] = 9 + (other[static_cast<size_t>(t)] + 4) % 9;
+    const std::vector<double> after = run(config, batch_of(other, 1, start)).grads;
+    // The embedding comes first in the flat buffer.
+    CHECK(std::equal(before.begin(), before.begin() + 9 * D, after.begin()));
+    CHECK(std::equal(before.begin() + 18 * D, before.begin() + 27 * D, after.begin() + 18 * D));
+    CHECK(!std::equal(before.begin() + 9 * D, before.begin() + 18 * D, after.begin() + 9 * D));
   }
 }
 

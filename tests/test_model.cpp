@@ -4,9 +4,9 @@
 
 #include <filesystem>
 
+#include "src/compare.h"
 #include "src/engine.h"
 #include "src/safetensors.h"
-#include "src/compare.h"
 
 using namespace prism;
 

@@ -13,9 +13,9 @@
 #include <vector>
 
 #include "kernels/rows.h"
+#include "src/compare.h"
 #include "tensor/device.h"
 #include "tensor/rng.h"
-#include "src/compare.h"
 
 namespace prism {
 

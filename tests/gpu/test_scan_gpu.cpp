@@ -78,20 +78,21 @@ void sweep(const char* title, KernelChoice choice, const std::vector<ScanCase>& 
 
 }  // namespace
 
-// float32: sums of at most a few hundred terms of either sign, each rounded at 6e-8.
+// float32: sums of at most a few hundred terms of either sign, each rounded at 6e-8; dg, a difference of
+// sums, shows 2e-6.
 TEST_CASE("cuda scan: float32 is the recurrence for every setting, length and width") {
-  sweep<float>("float32 settings", KernelChoice::simple, settings(), 1e-5);
-  sweep<float>("float32 shapes", KernelChoice::simple, shapes(), 1e-5);
+  sweep<float>("float32 settings", KernelChoice::simple, settings(), 9e-6);
+  sweep<float>("float32 shapes", KernelChoice::simple, shapes(), 9e-6);
 }
 
-// bf16 storage: outputs are rounded at 2e-3.
+// bf16 storage: outputs are rounded at 1.7e-3.
 TEST_CASE("cuda scan: the simple kernels in bf16 are the recurrence on the rounded inputs") {
-  sweep<bf16>("bf16 simple settings", KernelChoice::simple, settings(), 1e-2);
-  sweep<bf16>("bf16 simple shapes", KernelChoice::simple, shapes(), 1e-2);
+  sweep<bf16>("bf16 simple settings", KernelChoice::simple, settings(), 8e-3);
+  sweep<bf16>("bf16 simple shapes", KernelChoice::simple, shapes(), 8e-3);
 }
 
-// Tensor cores: operands, S among them, are rounded to bf16 at 2e-3 before each product, of which a few
-// follow.
+// Tensor cores: operands, S among them, are rounded to bf16 before each product, of which a few follow; dbeta
+// shows 5e-3. follow.
 TEST_CASE("cuda scan: the fast kernels in bf16 are the recurrence on the rounded inputs") {
   sweep<bf16>("bf16 fast settings", KernelChoice::fast, settings(), 2e-2);
   sweep<bf16>("bf16 fast shapes", KernelChoice::fast, shapes(), 2e-2);
