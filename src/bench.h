@@ -11,10 +11,15 @@ namespace prism {
 struct BenchOptions {
   Device device = Device::cpu;
   DType dtype = DType::f32;
-  std::vector<std::string> presets;       // empty: those that fit the device
-  int64_t batch = 0, seq = 0, steps = 0;  // of a training step; 0: what fits the device
-  std::string json;                       // file to write the same numbers to; empty: none
+  // What to measure: training steps of presets, or one stream of `generate` tokens by each of them, or scans
+  // (B:T:H:K:V:rank). Nothing named: all three, in sizes that fit the device, and each kernel of the steps.
+  std::vector<std::string> presets, scans;
+  int64_t generate = 0;
+  bool profile = false;
+  int64_t batch = 0, seq = 0, steps = 0;  // of a training step, and how many; 0: what fits the device
+  bool json = false;                      // an object a row in place of tables
 };
+// Times are medians after a first run that does not count.
 void bench(const BenchOptions& options);
 
 }  // namespace prism

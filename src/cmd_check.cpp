@@ -42,20 +42,23 @@ void add_bench(CLI::App& app) {
   CLI::App* command =
       app.add_subcommand("bench", "Measure training, the scan and generation on this machine");
   add_device_options(*command, o->device);
-  command->add_option("--preset", o->bench.presets,
-                      "models to measure (cpu: tiny gdn-15m prism-15m; cuda: gdn-119m prism-124m)");
+  command->add_option("--preset", o->bench.presets, "train these; nothing named: a choice of everything");
+  command->add_option("--scan", o->bench.scans, "time the scan alone in these sizes, B:T:H:K:V:rank");
+  command->add_flag("--profile", o->bench.profile, "each kernel of a step");
+  command->add_flag("--json", o->bench.json, "an object a row");
   const auto count = [&](const char* name, int64_t& value, const char* what) {
     command->add_option(name, value, what)->check(CLI::PositiveNumber);
   };
+  count("--generate", o->bench.generate, "let the presets generate so many tokens in place of training");
   count("--batch", o->bench.batch, "rows of a training step (cpu: 4, cuda: 32)");
   count("--seq", o->bench.seq, "tokens a row (cpu: 512, cuda: 2048)");
-  count("--steps", o->bench.steps, "steps, of which the fastest counts (cpu: 5, cuda: 10)");
-  command->add_option("--json", o->bench.json, "file to write the numbers to");
+  count("--steps", o->bench.steps, "steps, of which the median counts (cpu: 5, cuda: 8)");
   command->footer(
-      "A share is model FLOPs over this machine's own rate of dense products; a token's model FLOPs are 6 "
-      "times\n"
-      "the matrix parameters (head once) plus 6 K V (3 + rank) H a layer.\n"
-      "Example: prism bench --preset tiny --json bench.json");
+      "A share of GEMM is model FLOPs over this machine's best rate of square products; a token's model "
+      "FLOPs\n"
+      "are 6 times the matrix parameters (head once) plus 6 K V (3 + rank) H a layer.\n"
+      "Example: prism bench --preset tiny --profile\n"
+      "         prism bench --scan 1:2048:4:64:128:3 --json");
   command->callback([o] {
     o->device.resolve(o->bench.device, o->bench.dtype);
     bench(o->bench);
