@@ -312,12 +312,12 @@ void Bench::scan(const std::string& sizes) {
        {"share_of_GEMM", flops / t.both * 1e3 / products_}});
 }
 
-// The time of a long row over that of as many tokens in short ones, one after the other.
+// The time of one long row over that of as many tokens in eight rows.
 void Bench::linearity() {
-  const ScanTimes once = time_scan(1, 16384, 4, 64, 128, 1), eighth = time_scan(1, 2048, 4, 64, 128, 1);
-  row({{"linearity", "T 16384 / 8 x T 2048"},
-       {"forward", once.forward / (8 * eighth.forward)},
-       {"forward_backward", once.both / (8 * eighth.both)}});
+  const ScanTimes one = time_scan(1, 16384, 4, 64, 128, 1), eight = time_scan(8, 2048, 4, 64, 128, 1);
+  row({{"linearity", "1 x 16384 / 8 x 2048"},
+       {"forward", one.forward / eight.forward},
+       {"forward_backward", one.both / eight.both}});
 }
 
 // --- one stream
