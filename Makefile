@@ -36,6 +36,10 @@ LIBS += -L$(CUDA_HOME)/lib64 -Wl,-rpath,$(CUDA_HOME)/lib64 -lcudart -lcublas
 OBJECTS_CUDA := $(CUDA_SOURCES:%.cu=$(BUILD)/%.cu.o)
 endif
 
+ifdef PORTABLE
+LDFLAGS += -Wl,-rpath,'$$ORIGIN/lib',--disable-new-dtags
+endif
+
 OBJECTS := $(ENGINE:%.cpp=$(BUILD)/%.o) $(OBJECTS_CUDA)
 
 .PHONY: all
@@ -118,7 +122,7 @@ loc:
 .PHONY: portable
 portable:
 	$(MAKE) BUILD=$(BUILD)/portable-objects CXXFLAGS=-march=x86-64-v3 CUDA_ARCH="$(or $(PORTABLE_ARCH),80 90)" \
-	  LDFLAGS='-Wl,-rpath,$$$$ORIGIN/lib,--disable-new-dtags' $(BUILD)/portable-objects/prism
+	  PORTABLE=1 $(BUILD)/portable-objects/prism
 	rm -rf $(BUILD)/portable && mkdir -p $(BUILD)/portable/lib
 	cp $(BUILD)/portable-objects/prism $(BUILD)/portable/
 	ldd $(BUILD)/portable/prism | awk '/=> \// { print $$3 }' | grep -vE '/(libc|libm|libdl|librt|libpthread)\.so' | \

@@ -7,14 +7,12 @@
 #include <cmath>
 #include <limits>
 
-#include "tensor/parallel.h"
+#include "kernels/eigen.h"
 
 namespace prism::cpu {
 namespace {
 
 using Index = int64_t;
-template <class T>
-using Matrix = Eigen::Matrix<T, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
 template <class T>
 using Vector = Eigen::Array<T, Eigen::Dynamic, 1>;
 template <class T>

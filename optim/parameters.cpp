@@ -125,10 +125,6 @@ Tensor Parameters::value(Slot slot) const {
 Tensor Parameters::grad(Slot slot) const {
   if (!slot || !training_) return {};
   const Piece& s = slots_[static_cast<size_t>(slot.index)];
-  bool frozen = true;
-  for (int64_t i = s.first; i < s.first + s.count; ++i)
-    frozen = frozen && list_[static_cast<size_t>(i)].frozen;
-  if (frozen) return {};
   const DType type = acc_of(dtype_);
   return {grads_.data() + s.offset * size_of(type), s.shape, type, device_};
 }

@@ -30,8 +30,7 @@ struct Parameter {
   Shape shape;
   Init init;
   bool decays = false;
-  bool frozen = false;  // no gradient, no update
-  int64_t offset = 0;   // in elements, from the start of the flat buffers
+  int64_t offset = 0;  // in elements, from the start of the flat buffers
 };
 
 // What one product or kernel takes: one parameter, or adjacent ones as one matrix.
@@ -59,7 +58,7 @@ class Parameters {
   const Parameter* find(const std::string& name) const;
   // A slot as the model computes with it: matrices in the compute type, vectors in the accumulation type.
   Tensor value(Slot slot) const;
-  // Its gradient, in the accumulation type; absent without training or when every piece is frozen.
+  // Its gradient, in the accumulation type; absent without training.
   Tensor grad(Slot slot) const;
   // One weight's view of a flat buffer.
   Tensor master(const Parameter& p) const { return view(masters_, p); }

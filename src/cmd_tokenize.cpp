@@ -1,8 +1,7 @@
 // prism tokenize, tokenize train, detokenize: documents to token shards and back.
-#include <unistd.h>
-
 #include <CLI/CLI.hpp>
 #include <chrono>
+#include <cmath>
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
@@ -12,43 +11,25 @@
 
 #include "data/dataset.h"
 #include "src/commands.h"
+#include "src/progress.h"
 
 namespace prism {
 namespace {
 
 namespace fs = std::filesystem;
 
-// One line that is written over on a terminal; elsewhere a line every ten seconds.
-class ProgressLine {
- public:
-  void update(const TokenizeProgress& p, bool last = false) {
-    const double interval = terminal_ ? 0.2 : 10;
-    const double seconds = std::chrono::duration<double>(Clock::now() - begin_).count();
-    if (!last && seconds < shown_ + interval) return;
-    shown_ = seconds;
-    const double rate = 1 / std::max(seconds, 1e-9);
-    char line[160];
-    int n = std::snprintf(line, sizeof line, "%.1f MB, %.2f MB/s  %lld documents, %.0f/s  %lld tokens",
-                          static_cast<double>(p.bytes) * 1e-6, static_cast<double>(p.bytes) * 1e-6 * rate,
-                          static_cast<long long>(p.documents), static_cast<double>(p.documents) * rate,
-                          static_cast<long long>(p.tokens));
-    if (!last && p.fraction > 0)
-      std::snprintf(line + n, sizeof line - static_cast<size_t>(n), "  %.0f %%, %.0f s left",
-                    100 * p.fraction, seconds * (1 - p.fraction) / p.fraction);
-    std::printf(terminal_ && !last ? "\r%s\033[K" : terminal_ ? "\r%s\033[K\n" : "%s\n", line);
-    std::fflush(stdout);
-  }
-  // Leaves the line, so that what comes next starts its own.
-  ~ProgressLine() {
-    if (terminal_ && shown_ > 0) std::printf("\r\033[K");
-  }
-
- private:
-  using Clock = std::chrono::steady_clock;
-  Clock::time_point begin_ = Clock::now();
-  double shown_ = 0;
-  bool terminal_ = ::isatty(STDOUT_FILENO);
-};
+// How far it is: "12.3 MB, 4.56 MB/s  789 documents, 12/s  34567 tokens  89 %, 12s left".
+std::string line_of(const TokenizeProgress& p, double seconds, bool last) {
+  const double megabytes = static_cast<double>(p.bytes) * 1e-6, documents = static_cast<double>(p.documents);
+  const double rate = 1 / std::max(seconds, 1e-9);
+  char line[160];
+  std::snprintf(line, sizeof line, "%.1f MB, %.2f MB/s  %lld documents, %.0f/s  %lld tokens", megabytes,
+                megabytes * rate, static_cast<long long>(p.documents), documents * rate,
+                static_cast<long long>(p.tokens));
+  if (last || p.fraction <= 0) return line;
+  return cat(line, "  ", std::lround(100 * p.fraction), " %, ",
+             duration(seconds * (1 - p.fraction) / p.fraction), " left");
+}
 
 std::string quoted(const std::string& word) {
   if (word.find_first_of(" \t\n'\"\\$*?[](){}<>|&;#~") == word.npos && !word.empty()) return word;
@@ -71,9 +52,19 @@ std::string command_of(const TokenizeOptions& o) {
 
 void run_tokenize(TokenizeOptions& options) {
   options.command = command_of(options);
-  ProgressLine line;
-  const TokenizeProgress done = tokenize(options, [&](const TokenizeProgress& p) { line.update(p); });
-  line.update(done, true);
+  using Clock = std::chrono::steady_clock;
+  const Clock::time_point begin = Clock::now();
+  const auto elapsed = [&] { return std::chrono::duration<double>(Clock::now() - begin).count(); };
+  Progress progress;
+  double kept = 0;  // when the last plain line was written
+  const TokenizeProgress done = tokenize(options, [&](const TokenizeProgress& p) {
+    const double seconds = elapsed();
+    if (progress.terminal()) return progress.show(line_of(p, seconds, false));
+    if (seconds < kept + 10) return;
+    kept = seconds;
+    progress.keep(line_of(p, seconds, false));
+  });
+  progress.keep(line_of(done, elapsed(), true));
   if (done.empty > 0) std::printf("%lld documents were empty\n", static_cast<long long>(done.empty));
   if (done.skipped > 0)
     std::printf("%lld documents could not be read and were skipped\n", static_cast<long long>(done.skipped));

@@ -1,5 +1,6 @@
 // train: from data to a checkpoint.
 #include <array>
+#include <cmath>
 #include <cstdio>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -154,10 +155,11 @@ void train(TrainOptions& o) {
   trainer.engine().use_graph = !o.no_graph;
   if (const int code = trainer.run(o.stop_after)) throw Exit{code};
   if (trainer.state().step < settings.recipe.steps) return;
-  const bool validated = !std::isnan(trainer.state().val_loss);
-  if (o.ngrams && validated) compare_with_ngrams(trainer, data, model->config());
+  const double loss = trainer.state().val_loss;
+  if (o.ngrams && !std::isnan(loss)) compare_with_ngrams(trainer, data, model->config());
   std::printf("\n%s/ holds the model (config.json, model.safetensors) and its losses (log.jsonl, loss.svg)\n",
               o.out.c_str());
+  if (!std::isnan(loss)) std::printf("validation loss %.4f, perplexity %.2f\n", loss, std::exp(loss));
 }
 
 }  // namespace
@@ -181,7 +183,7 @@ void add_train(CLI::App& app) {
   command->add_option("--stop-after", o->stop_after, "save after this step and stop; --resume goes on");
   command->add_flag("--resume", o->resume, "go on from --out's newest checkpoint, with its settings");
   command->add_option("--allow-change", o->allowed, "settings that may differ from the resumed run's")
-      ->check(CLI::IsMember(names));
+      ->check(CLI::IsMember(names).description("NAME"));
   command->add_flag("--ngrams", o->ngrams, "compare with n-gram models of the same text at the end");
   command->add_flag("--no-graph", o->no_graph,
                     "cuda: launch each kernel by itself; the same weights, slower");

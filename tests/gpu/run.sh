@@ -1,6 +1,5 @@
 #!/usr/bin/env bash
-# What `make test-gpu` checks on the present card. With SANITIZE=1 each kernel runs once at small size under compute-sanitizer
-# instead. Ends with "N passed, N failed" alone.
+# What `make test-gpu` checks on the present card. With SANITIZE=1 the suite runs under compute-sanitizer instead, which takes long. Ends with "N passed, N failed" alone.
 set -u
 build=${BUILD:-build}
 passed=0 failed=0
@@ -13,7 +12,7 @@ check() {
 nvidia-smi --query-gpu=name,driver_version --format=csv,noheader
 if [ "${SANITIZE:-0}" = 1 ]; then
   for tool in memcheck racecheck; do
-    PRISM_SMALL=1 check compute-sanitizer --tool "$tool" --error-exitcode 1 "$build/run-gpu-tests"
+    check compute-sanitizer --tool "$tool" --error-exitcode 1 "$build/run-gpu-tests"
   done
 else
   check "$build/run-gpu-tests"
