@@ -146,7 +146,7 @@ Results results_of(Model& model, const Batch& batch) {
 
 void check_on_device(Row& row, const Config& config, Device device, DType dtype) {
   const bool half = dtype == DType::bf16;
-  const double forward = half ? 1e-2 : 5e-5, reverse = half ? 1e-1 : 5e-5, median = 2e-2;
+  const double forward = half ? 1e-2 : 2.5e-5, reverse = half ? 1e-1 : 2.5e-5, median = 2e-2;
   Model model(config, device, dtype, true), exact(config, Device::cpu, DType::f64, true);
   draw_weights(model);
   const std::vector<Parameter>& list = model.parameters().list();

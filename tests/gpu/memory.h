@@ -131,7 +131,7 @@ inline std::map<std::string, double>& worst_errors() {
 // Runs op(Tag<T>, memory) in T on the card, twice, and in double on the CPU; on and off 16-byte alignment.
 template <class T, class Op>
 void compare_with_cpu(const char* name, const std::string& shape, const Op& op) {
-  const double tolerance = dtype_of<T> == DType::bf16 ? 2e-2 : 1e-5;  // what the engine promises for an op
+  const double tolerance = dtype_of<T> == DType::bf16 ? 1.4e-2 : 3e-6;  // seen: 3.9e-3 and 6e-7
   for (const int64_t shift : {0, 1}) {
     const int64_t gap = shift == 0 ? 8 : 3;
     Memory reference(Device::cpu, dtype_of<T>, shift, gap), first(Device::cuda, dtype_of<T>, shift, gap),

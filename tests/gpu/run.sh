@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# What `make test-gpu` checks on the present card. With SANITIZE=1 the suite runs under compute-sanitizer instead, which takes long. Ends with "N passed, N failed" alone.
+# What `make test-gpu` checks on the present card. With SANITIZE=1 the suite runs under compute-sanitizer instead, the scan at
+# small size, each kernel once or twice. Ends with "N passed, N failed" alone.
 set -u
 build=${BUILD:-build}
 passed=0 failed=0
@@ -11,6 +12,7 @@ check() {
 
 nvidia-smi --query-gpu=name,driver_version --format=csv,noheader
 if [ "${SANITIZE:-0}" = 1 ]; then
+  export PRISM_SMALL=1
   for tool in memcheck racecheck; do
     check compute-sanitizer --tool "$tool" --error-exitcode 1 "$build/run-gpu-tests"
   done
