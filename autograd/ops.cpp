@@ -48,20 +48,22 @@ Normed add_norm(Tape& tape, Var x, Var y, Var weight, double eps) {
     first ? normalise(x, y, out) : normalise(sum, nullptr, out);
     first = false;
   });
+  xn->rewrites = true;
   tape.on_reverse([=, &tape] {
-    const Tensor dxn = tape.grad(xn);
+    const Tensor dxn = tape.grad(xn), again = tape.rewrite_target(xn);
     const Tensor before = sum->grad;
     const Tensor dsum = before ? before : tape.grad_target(sum);
     Tape::Scratch scratch(tape);
     const Tensor partial = tape.scratch(tape.acc(), {sum_tiles(n), D});
     tape.run([&]<class T>(Tag<T>) {
       AddNormGrads<T> g;
-      g.dsum = dsum.ptr<T>(), g.dsum_in = before.ptr<T>(), g.dxn = dxn.ptr<T>();
+      g.dsum = dsum.ptr<T>(), g.xn = again.ptr<T>(), g.dsum_in = before.ptr<T>(), g.dxn = dxn.ptr<T>();
       g.dweight = weight->grad.ptr<acc_t<T>>(), g.partial = partial.ptr<acc_t<T>>();
       g.sum = ptr<T>(sum), g.rstd = ptr<acc_t<T>>(rstd), g.weight = ptr<acc_t<T>>(weight);
       g.n = n, g.D = D;
       add_norm_backward<T>(tape.device(), g);
     });
+    tape.rewritten(xn);
     // d(x + y) is the gradient of both. They share its memory: y's producers read it before the next norm
     // down adds to it.
     x->grad = dsum;
@@ -70,10 +72,11 @@ Normed add_norm(Tape& tape, Var x, Var y, Var weight, double eps) {
   return {sum, xn};
 }
 
-Var linear(Tape& tape, Var x, Var weight, Tensor into) {
+namespace {
+
+// y = x weight^T, with its reverse. y may have more columns than weight has rows.
+void multiply(Tape& tape, Var x, Var weight, Var y) {
   const int64_t n = x->value.rows(), in = x->value.shape[-1], out = weight->value.shape[0];
-  check_shape("linear: weight", weight, {out, in});
-  const Var y = into ? tape.constant(into) : tape.make({n, out});
   y->constant = x->constant && weight->constant;
   tape.run([&]<class T>(Tag<T>) {
     matmul<T>(tape.device(), rows<T>(y->value),
@@ -89,18 +92,8 @@ Var linear(Tape& tape, Var x, Var weight, Tensor into) {
     const bool accumulate = static_cast<bool>(x->grad);
     const Tensor dy = tape.grad(y);
     const Tensor dx = x->constant ? Tensor{} : accumulate ? x->grad : tape.grad_target(x);
-    const Tensor x_value = tape.value(x);
-    tape.run([&]<class T>(Tag<T>) {
-      if (!weight->constant)
-        matmul_acc<T>(tape.device(), rows<acc_t<T>>(weight->grad),
-                      {.a = rows<T>(dy),
-                       .b = rows<T>(x_value),
-                       .m = out,
-                       .n = in,
-                       .k = n,
-                       .a_transposed = true,
-                       .accumulate = true});
-      if (dx)
+    if (dx)
+      tape.run([&]<class T>(Tag<T>) {
         matmul<T>(tape.device(), rows<T>(dx),
                   {.a = rows<T>(dy),
                    .b = rows<T>(weight->value),
@@ -108,11 +101,40 @@ Var linear(Tape& tape, Var x, Var weight, Tensor into) {
                    .n = in,
                    .k = out,
                    .accumulate = accumulate});
+      });
+    if (weight->constant) return;
+    tape.with_value(x, [=, &tape] {
+      tape.run([&]<class T>(Tag<T>) {
+        matmul_acc<T>(tape.device(), rows<acc_t<T>>(weight->grad),
+                      {.a = rows<T>(dy),
+                       .b = rows<T>(x->value),
+                       .m = out,
+                       .n = in,
+                       .k = n,
+                       .a_transposed = true,
+                       .accumulate = true});
+      });
     });
   });
+}
+
+}  // namespace
+
+Var linear(Tape& tape, Var x, Var weight, Tensor into) {
+  const int64_t n = x->value.rows(), in = x->value.shape[-1], out = weight->value.shape[0];
+  check_shape("linear: weight", weight, {out, in});
+  const Var y = into ? tape.constant(into) : tape.make({n, out});
+  multiply(tape, x, weight, y);
   return y;
 }
 
+Var fused_linear(Tape& tape, Var x, Var weight) {
+  const int64_t out = weight->value.shape[0], padding = (kRowAlign - out % kRowAlign) % kRowAlign;
+  const Var y = tape.make({x->value.rows(), out + padding});
+  y->columns_used = padding;  // nobody reads it: its gradient need not be cleared
+  multiply(tape, x, weight, y);
+  return y;
+}
 Var low_rank_up(Tape& tape, Columns z, Var weight) {
   const int64_t n = n_of(z), R = weight->value.shape[-1];
   const int64_t steps = weight->value.shape.rank() == 3 ? weight->value.shape[0] : 1,
@@ -241,17 +263,22 @@ Var gated_norm(Tape& tape, Var o, Columns gate, Var weight, double eps) {
       gated_norm_forward<T>(tape.device(), a);
     });
   });
+  y->rewrites = true;
   tape.on_reverse([=, &tape] {
     const Tensor dy = tape.grad(y), d_o = tape.grad_target(o), dgate = tape.grad_target(gate);
+    const Tensor again = tape.rewrite_target(y);
     Tape::Scratch scratch(tape);
     const Tensor partial = tape.scratch(tape.acc(), {sum_tiles(n), V});
     tape.run([&]<class T>(Tag<T> tag) {
+      GatedNormArgs<T> a = args(tag);
+      a.y = again.ptr<T>();
       GatedNormGrads<T> g;
       g.d_o = d_o.ptr<T>(), g.dgate = rows<T>(dgate, gate), g.dweight = weight->grad.ptr<acc_t<T>>();
       g.partial = partial.ptr<acc_t<T>>(), g.dy = dy.ptr<T>();
-      gated_norm_backward<T>(tape.device(), args(tag), g);
+      gated_norm_backward<T>(tape.device(), a, g);
     });
     tape.settle(o, d_o), tape.settle(gate, dgate);
+    tape.rewritten(y);
   });
   return y;
 }
@@ -261,12 +288,14 @@ Var swiglu(Tape& tape, Var x) {
   const Var y = tape.temporary({n, F}, [=, &tape](Tensor out) {
     tape.run([&]<class T>(Tag<T>) { swiglu_forward<T>(tape.device(), out.ptr<T>(), ptr<T>(x), n, F); });
   });
+  y->rewrites = true;
   tape.on_reverse([=, &tape] {
-    const Tensor dy = tape.grad(y), dx = tape.grad_target(x);
+    const Tensor dy = tape.grad(y), dx = tape.grad_target(x), again = tape.rewrite_target(y);
     tape.run([&]<class T>(Tag<T>) {
-      swiglu_backward<T>(tape.device(), dx.ptr<T>(), dy.ptr<T>(), ptr<T>(x), n, F);
+      swiglu_backward<T>(tape.device(), dx.ptr<T>(), again.ptr<T>(), dy.ptr<T>(), ptr<T>(x), n, F);
     });
     tape.settle(x, dx);
+    tape.rewritten(y);
   });
   return y;
 }

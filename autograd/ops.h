@@ -27,6 +27,10 @@ Normed add_norm(Tape& tape, Var x, Var y, Var weight, double eps);
 
 // x [n,in], weight [out,in] -> x weight^T [n,out], in the memory `into` when that is given.
 Var linear(Tape& tape, Var x, Var weight, Tensor into = {});
+// The same for several maps of one x, whose results other ops take by Columns: rows are padded to a multiple
+// of kRowAlign columns, which nobody reads, so that each begins on a memory sector (16 bf16 are 32 bytes).
+inline constexpr int64_t kRowAlign = 16;
+Var fused_linear(Tape& tape, Var x, Var weight);
 
 // The up half of low-rank maps: columns z [n, steps R], weight [steps, out, R] or [out, R] -> temporary [n,
 // steps out], step l from its R columns.

@@ -41,6 +41,22 @@ Tensor Tape::value(Var x) {
   return x->value;
 }
 
+void Tape::with_value(Var x, std::function<void()> use) {
+  if (x->rewrites && !x->value.data) return x->waiting.push_back(std::move(use));
+  value(x);
+  use();
+}
+
+Tensor Tape::rewrite_target(Var x) {
+  if (!x->waiting.empty() && !x->value.data) x->value = arena_.high(x->value.dtype, x->value.shape);
+  return x->waiting.empty() ? Tensor{} : x->value;
+}
+
+void Tape::rewritten(Var x) {
+  for (const auto& use : x->waiting) use();
+  x->waiting.clear();
+}
+
 void Tape::make_grad(Var x, bool zero) {
   x->grad = arena_.high(x->value.dtype, x->value.shape);
   if (zero && !arena_.measures()) fill_bytes(device(), x->grad.data, 0, x->grad.bytes());

@@ -23,6 +23,8 @@ struct Node {
   std::function<void(Tensor)> remake;  // temporaries: computes the value into the tensor
   int64_t columns_used = 0;            // columns that ops with a gradient have taken from it (see Columns)
   bool constant = false;               // no gradient is wanted
+  bool rewrites = false;  // a temporary that its producer's reverse op can write again in passing
+  std::vector<std::function<void()>> waiting;  // reverse work for the moment it has
 };
 using Var = Node*;  // null: absent
 
@@ -75,6 +77,12 @@ class Tape {
   void backward();
   // The value, remade if it is a temporary whose scope has ended. Ask before opening a Scratch.
   Tensor value(Var x);
+  // Calls use(), which reads x and adds to no gradient but a parameter's: now, or when the reverse op of x's
+  // producer has written it again, which saves a pass over memory.
+  void with_value(Var x, std::function<void()> use);
+  // That op's side: where to write the value, null when nobody waits; and that it has been written.
+  Tensor rewrite_target(Var x);
+  void rewritten(Var x);
   // The gradient of an output: made by its consumers, 0 if there were none.
   Tensor grad(Var x);
   // Where to write (=) the gradient of an input: its own tensor, or scratch when another consumer wrote

@@ -27,7 +27,7 @@ struct SwigluForward {
 template <class T>
 struct SwigluBackward {
   static constexpr int kInputs = 3;
-  T* dx;
+  T *dx, *y;
   const T *dy, *x;
   int64_t F;
   template <int N>
@@ -38,14 +38,16 @@ struct SwigluBackward {
   }
   template <int N>
   __device__ void finish(int64_t row, int64_t column, float (&in)[3][N]) const {
-    float dgate[N], dup[N];
+    float dgate[N], dup[N], out[N];
     each<N>([&](int i) {
       const float gate = in[0][i], s = sigmoid(gate);
+      out[i] = gate * (s * in[1][i]);
       dgate[i] = in[2][i] * in[1][i] * s * (1.f + gate * (1.f - s));
       dup[i] = in[2][i] * gate * s;
     });
     store_n<N>(dx + row * 2 * F + column, dgate);
     store_n<N>(dx + row * 2 * F + F + column, dup);
+    if (y) store_n<N>(y + row * F + column, out);
   }
 };
 
@@ -102,8 +104,10 @@ void swiglu_forward(T* y, const T* x, int64_t n, int64_t F) {
 }
 
 template <class T>
-void swiglu_backward(T* dx, const T* dy, const T* x, int64_t n, int64_t F) {
-  with_vectors<T>(aligned(dx, dy, x), F, [&](auto N) { by_rows(N, SwigluBackward<T>{dx, dy, x, F}, n, F); });
+void swiglu_backward(T* dx, T* y, const T* dy, const T* x, int64_t n, int64_t F) {
+  with_vectors<T>(aligned(dx, y, dy, x), F, [&](auto N) {
+    by_rows(N, SwigluBackward<T>{dx, y, dy, x, F}, n, F);
+  });
 }
 
 template <class T>
@@ -133,11 +137,11 @@ void add_tiles(const float* partial, int64_t tiles, int parts, int64_t columns, 
   CUDA_CHECK_LAUNCH();
 }
 
-#define PRISM_INSTANTIATE(T)                                               \
-  template void swiglu_forward(T*, const T*, int64_t, int64_t);            \
-  template void swiglu_backward(T*, const T*, const T*, int64_t, int64_t); \
-  template void add_rows(Rows<T>, Rows<const T>, int64_t, int64_t);        \
-  template void copy_rows(Rows<T>, Rows<const T>, int64_t, int64_t);       \
+#define PRISM_INSTANTIATE(T)                                                   \
+  template void swiglu_forward(T*, const T*, int64_t, int64_t);                \
+  template void swiglu_backward(T*, T*, const T*, const T*, int64_t, int64_t); \
+  template void add_rows(Rows<T>, Rows<const T>, int64_t, int64_t);            \
+  template void copy_rows(Rows<T>, Rows<const T>, int64_t, int64_t);           \
   template void cast(T*, const acc_t<T>*, int64_t)
 PRISM_INSTANTIATE(float);
 PRISM_INSTANTIATE(bf16);

@@ -32,6 +32,7 @@ void add_norm_backward(const AddNormGrads<T>& x) {
       const T dot =
           (dxn * weight * sum).sum() * rstd * rstd / T(x.D);  // <dxn weight, sum> / |sum|^2, but for eps
       dweight += dxn * sum * rstd;
+      if (x.xn) array(x.xn + i * x.D, x.D) = sum * rstd * weight;
       auto dsum = array(x.dsum + i * x.D, x.D);
       if (x.dsum_in)
         dsum = array(x.dsum_in + i * x.D, x.D) + rstd * (dxn * weight - sum * dot);
@@ -69,6 +70,7 @@ void gated_norm_backward(const GatedNormArgs<T>& x, const GatedNormGrads<T>& g) 
         const T rstd = T(1) / std::sqrt(o.square().sum() / T(x.V) + x.eps);
         sigma = sigmoid(gate);
         array(g.dgate[i] + h * x.V, x.V) = dy * o * rstd * weight * silu_slope(gate, sigma);
+        if (x.y) array(x.y + at, x.V) = o * rstd * weight * gate * sigma;
         dnormed = dy * gate * sigma;  // gradient of o rstd weight
         dweight += dnormed * o * rstd;
         const T dot = (dnormed * weight * o).sum() * rstd * rstd / T(x.V);

@@ -117,6 +117,10 @@ __global__ void __launch_bounds__(kThreads, kFewRegisters<S, 3>)
         float dweight[N], out[N];
         sum[s].unpack(x), dxn[s].unpack(d);
         load_n<N>(g.weight + column, w), load_n<N>(sums + column, dweight);
+        if (g.xn) {
+          each<N>([&](int i) { out[i] = x[i] * (rstd * w[i]); });
+          store_n<N>(g.xn + at + column, out);
+        }
         if (g.dsum_in) dsum[s].unpack(out);
         each<N>([&](int i) {
           out[i] = (g.dsum_in ? out[i] : 0.f) + rstd * (w[i] * d[i] - x[i] * along);
@@ -192,15 +196,17 @@ __global__ void __launch_bounds__(kThreads, kFewRegisters<S, 2>)
     for (int64_t pass = 0; pass < a.V; pass += team.step()) {
       if (!team.one_pass()) load(pass);
       team.vectors(pass, [&](int s, int64_t column) {
-        float dweight[N];
+        float dweight[N], y[N];
         o[s].unpack(x), dy[s].unpack(d), gate[s].unpack(u);
         load_n<N>(a.weight + column, w), load_n<N>(sums + column, dweight);
         each<N>([&](int i) {
           const float open = sigmoid(u[i]), dn = d[i] * u[i] * open, n = x[i] * rstd;
+          y[i] = x[i] * (rstd * w[i] * u[i] * open);
           u[i] = d[i] * n * w[i] * open * (1.f + u[i] * (1.f - open));
           d[i] = rstd * (w[i] * dn - x[i] * along);
           dweight[i] += dn * n;
         });
+        if (a.y) store_n<N>(a.y + at + column, y);
         store_n<N>(g.dgate[token] + h * a.V + column, u), store_n<N>(g.d_o + at + column, d);
         store_n<N>(sums + column, dweight);
       });
@@ -223,9 +229,10 @@ void add_norm_forward(const AddNormArgs<T>& a) {
 template <class T>
 void add_norm_backward(const AddNormGrads<T>& g) {
   if (g.n == 0) return;
-  with_team<T, 3>(aligned(g.dsum, g.dsum_in, g.dxn, g.sum, g.weight), g.D, [&](auto N, auto S, int lanes) {
-    launch_with_sums(add_norm_backward_kernel<N, S, T>, g.n, g.D, lanes, g.partial, g.dweight, g);
-  });
+  with_team<T, 3>(
+      aligned(g.dsum, g.xn, g.dsum_in, g.dxn, g.sum, g.weight), g.D, [&](auto N, auto S, int lanes) {
+        launch_with_sums(add_norm_backward_kernel<N, S, T>, g.n, g.D, lanes, g.partial, g.dweight, g);
+      });
 }
 
 template <class T>
@@ -241,9 +248,10 @@ void gated_norm_forward(const GatedNormArgs<T>& a) {
 template <class T>
 void gated_norm_backward(const GatedNormArgs<T>& a, const GatedNormGrads<T>& g) {
   if (a.n == 0) return;
-  with_team<T, 2>(aligned(g.d_o, g.dgate, a.o, a.gate, a.weight, g.dy), a.V, [&](auto N, auto S, int lanes) {
-    launch_with_sums(gated_norm_backward_kernel<N, S, T>, a.n, a.V, lanes, g.partial, g.dweight, a, g);
-  });
+  with_team<T, 2>(
+      aligned(g.d_o, a.y, g.dgate, a.o, a.gate, a.weight, g.dy), a.V, [&](auto N, auto S, int lanes) {
+        launch_with_sums(gated_norm_backward_kernel<N, S, T>, a.n, a.V, lanes, g.partial, g.dweight, a, g);
+      });
 }
 
 #define PRISM_INSTANTIATE(T)                                 \

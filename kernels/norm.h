@@ -27,6 +27,7 @@ template <class T>
 struct AddNormGrads {
   using A = acc_t<T>;
   T* dsum = nullptr;           // [n,D] out; may be dsum_in itself
+  T* xn = nullptr;             // [n,D] out, the forward's once more; null when it is not wanted
   A* dweight = nullptr;        // [D], accumulated (+=)
   A* partial = nullptr;        // [sum_tiles(n),D] scratch
   const T* dsum_in = nullptr;  // [n,D] gradient of sum by its other uses; null: 0
@@ -42,7 +43,7 @@ PRISM_KERNEL(add_norm_backward, (const AddNormGrads<T>& grads), (grads))
 template <class T>
 struct GatedNormArgs {
   using A = acc_t<T>;
-  T* y = nullptr;             // [n,H,V]; null in the reverse pass
+  T* y = nullptr;             // [n,H,V]; the reverse pass writes it once more, unless it is null
   const T* o = nullptr;       // [n,H,V]
   Rows<const T> gate;         // [n,H V]
   const A* weight = nullptr;  // [V]

@@ -73,7 +73,7 @@ Var Model::mix_gdn(Tape& tape, const Layer& layer, Var xn, const Sequences& seq,
   const int64_t HK = H_ * K_, HV = H_ * V_;
   const LayerState past = state ? *state : LayerState{};
   // One product for everything that reads xn: q | k | v | g | a | b.
-  const Var in = linear(tape, xn, weight(tape, layer.in));
+  const Var in = fused_linear(tape, xn, weight(tape, layer.in));
   int64_t at = 0;
   const auto next = [&](int64_t width) { return Columns(in, std::exchange(at, at + width), width); };
   const Columns q_in = next(HK), k_in = next(HK), v_in = next(HV), gate = next(HV);
@@ -108,7 +108,7 @@ Model::Writes Model::solve(Tape& tape, const Layer& layer, Var xn, Var v, Var k,
   const Var conv = config_.ablated("no_anchor") ? nullptr : weight(tape, layer.solver_conv);
   const Var u = short_conv(tape, xn, conv, seq, 0, 1, both(state ? state->u : Tensor{}));
   // One product for everything that reads the anchor u: key_down | gain_down | gate | residual_down.
-  const Var down = linear(tape, u, weight(tape, layer.solver_down));
+  const Var down = fused_linear(tape, u, weight(tape, layer.solver_down));
   s.L = L_;
   s.gain = config_.solver_gain == SolverGain::gelu ? GainKind::gelu : GainKind::sigmoid;
   s.retain = !config_.ablated("no_retain");
@@ -144,7 +144,7 @@ Var Model::mix_loop(Tape& tape, const Layer& layer, Var xn, const Sequences& seq
   const Var conv = config_.ablated("no_anchor") ? nullptr : weight(tape, layer.solver_conv);
   const Var u = short_conv(tape, xn, conv, seq, 0, 1, both(past.u));
   // q | v | g | a | key | gain | gate, all from u.
-  const Var in = linear(tape, u, weight(tape, layer.in));
+  const Var in = fused_linear(tape, u, weight(tape, layer.in));
   int64_t at = 0;
   const auto next = [&](int64_t width) { return Columns(in, std::exchange(at, at + width), width); };
   const Columns q_in = next(HK), v = next(HV), gate = next(HV), a = next(H_);

@@ -92,6 +92,7 @@ TEST_CASE("add_norm: forward and backward, without a residual and with one in pl
         g.partial = m.acc<T>("partial", Use::scratch, sum_tiles(n) * D);
         g.dxn = m.store<T>("dxn", Use::in, n * D), g.sum = m.store<T>("sum", Use::in, n * D);
         g.rstd = m.acc<T>("given rstd", Use::in, n, 0.5, 2), g.weight = a.weight, g.n = n, g.D = D;
+        g.xn = residual ? m.store<T>("xn again", Use::out, n * D) : nullptr;
         add_norm_backward<T>(m.device(), g);
       });
 }
@@ -263,7 +264,8 @@ TEST_CASE("swiglu, add_rows, copy_rows and cast") {
       using T = TYPE_OF(tag);
       const T *x = m.store<T>("x", Use::in, n * 2 * F, -4, 4), *dy = m.store<T>("dy", Use::in, n * F);
       swiglu_forward<T>(m.device(), m.store<T>("y", Use::out, n * F), x, n, F);
-      swiglu_backward<T>(m.device(), m.store<T>("dx", Use::out, n * 2 * F), dy, x, n, F);
+      T* const again = n % 2 ? m.store<T>("y again", Use::out, n * F) : nullptr;
+      swiglu_backward<T>(m.device(), m.store<T>("dx", Use::out, n * 2 * F), again, dy, x, n, F);
       const auto rows = m.rows<T>("rows", Use::in, n, F);
       add_rows<T>(m.device(), m.rows<T>("sum", Use::inout, n, F), rows, n, F);
       copy_rows<T>(m.device(), m.rows<T>("copy", Use::out, n, F), rows, n, F);
