@@ -1,12 +1,10 @@
 #include "kernels/gates.h"
 
-#include "kernels/rows.cuh"
+#include "kernels/scalars.cuh"
 
 namespace prism::cuda {
 
 namespace {
-
-__device__ float softplus(float x) { return x > 20.f ? x : log1pf(expf(x)); }
 
 // One token and head a thread.
 template <class T>
@@ -17,9 +15,9 @@ __global__ void gates_forward_kernel(GatesArgs<T> x) {
   x.beta[at] = sigmoid(load(x.b[i] + h));
   if (!x.g) return;
   if (x.a)
-    x.g[at] = -expf(x.A_log[h]) * softplus(load(x.a[i] + h) + x.dt_bias[h]);
+    x.g[at] = learned_log_decay(x.A_log[h], load(x.a[i] + h) + x.dt_bias[h]);
   else
-    x.g[at] = log1pf(-exp2f(-5.f - static_cast<float>(h)));
+    x.g[at] = fixed_log_decay(h);
 }
 
 // A block takes a tile of tokens, one a thread, and one head.

@@ -1,6 +1,6 @@
 #include "kernels/solver.h"
 
-#include "kernels/rows.cuh"
+#include "kernels/scalars.cuh"
 
 namespace prism::cuda {
 
@@ -9,19 +9,7 @@ namespace {
 constexpr int kThreads = 256, kBackThreads = 128;
 constexpr int kMostWrites = 8;  // L; the values of a token's writes live in registers
 
-__device__ float normal_cdf(float x) { return 0.5f * (1.f + erff(x * 0.70710678f)); }
 __device__ float normal_density(float x) { return 0.39894228f * fast_exp(-0.5f * x * x); }
-
-// delta of one step, where p = 1/2 comes as the y of a linear gain.
-__device__ float step_forward(GainKind kind, float y, float r, float r2) {
-  switch (kind) {
-    case GainKind::sigmoid: return sigmoid(y) * r;
-    case GainKind::gelu: return y * normal_cdf(y * r2) * r;
-    case GainKind::loop: return y * r * normal_cdf(y * r);
-    case GainKind::loop_linear: return y * r;
-  }
-  return 0.f;
-}
 
 // From ddelta: dr (returned), dy, and dr2 += the part through r2.
 __device__ float step_backward(GainKind kind, float y, float r, float r2, float ddelta, float& dy,

@@ -21,11 +21,22 @@ Decoder::Decoder(const Model& model, int64_t longest)
   model.forward(tape, {{1, longest, {}}, {inputs_.data(), {longest}, DType::i32, model.device()}, {}},
                 &state_);
   arena_ = std::make_unique<Arena>(model.device(), measured.peak());
+  if (model.can_step()) step_ = Buffer(model.device(), model.step_bytes());
 }
 
 void Decoder::pass(std::span<const int32_t> ids, bool last) {
-  const int64_t T = static_cast<int64_t>(ids.size()), D = model_.config().hidden_size;
   copy_in(model_.device(), inputs_.data(), ids.data(), ids.size_bytes());
+  if (ids.size() > 1 || model_.device() == Device::cpu || !std::exchange(warm_, true))
+    return run(static_cast<int64_t>(ids.size()), last);
+  if (!graph_) graph_.record(model_.device(), [&] { run(1, true); });
+  graph_.launch();
+}
+
+void Decoder::run(int64_t T, bool last) {
+  const int64_t D = model_.config().hidden_size, vocab = model_.config().vocab_size;
+  if (T == 1 && model_.can_step())
+    return model_.step({inputs_.data(), {1}, DType::i32, model_.device()}, state_,
+                       {logits_.data(), {vocab}, model_.dtype(), model_.device()}, step_.data());
   arena_->reset();
   Tape tape(*arena_, model_.dtype(), false);
   const Inputs in{{1, T, {}}, {inputs_.data(), {T}, DType::i32, model_.device()}, {}};
@@ -33,7 +44,6 @@ void Decoder::pass(std::span<const int32_t> ids, bool last) {
   if (!last) return;
   const Var head = model_.head(tape);
   tape.run([&]<class T_>(Tag<T_>) {
-    const int64_t vocab = head->value.shape[0];
     matmul<T_>(model_.device(), {reinterpret_cast<T_*>(logits_.data()), vocab},
                {.a = {xn->value.ptr<T_>() + (T - 1) * D, D},
                 .b = {head->value.ptr<T_>(), D},

@@ -20,16 +20,22 @@ class Decoder {
   // into calls gives the same logits.
   std::vector<double> feed(std::span<const int32_t> ids);
   void reset() { state_.reset(); }
-  size_t bytes() const { return state_.bytes() + arena_->capacity() + inputs_.bytes() + logits_.bytes(); }
+  size_t bytes() const {
+    return state_.bytes() + arena_->capacity() + inputs_.bytes() + logits_.bytes() + step_.bytes();
+  }
 
  private:
   void pass(std::span<const int32_t> ids, bool last);
+  // The work of a pass over the first T ids in inputs_.
+  void run(int64_t T, bool last);
 
   const Model& model_;
   int64_t longest_;
   DecodeState state_;
-  Buffer inputs_, logits_;
+  Buffer inputs_, logits_, step_;
   std::unique_ptr<Arena> arena_;
+  Graph graph_;  // one token on cuda: recorded the second time, then replayed
+  bool warm_ = false;
 };
 
 // How the next id is drawn. temperature 0: the likeliest; top_k 0 and top_p 1: off.

@@ -13,15 +13,16 @@ constexpr double kResidualLayers = 2;  // additions to the residual stream a lay
 bool learned_decay(const std::string& mixer) {
   return mixer != "linear" && mixer != "retnet" && mixer != "deltanet";
 }
+
+Cache both(Tensor cache) { return {cache, cache}; }
+
+}  // namespace
+
 bool erases(const std::string& mixer) { return mixer != "linear" && mixer != "retnet" && mixer != "mamba2"; }
 
 Decay decay_of(const std::string& mixer) {
   return learned_decay(mixer) ? Decay::learned : mixer == "retnet" ? Decay::fixed : Decay::none;
 }
-
-Cache both(Tensor cache) { return {cache, cache}; }
-
-}  // namespace
 
 Var Model::weight(Tape& tape, Slot slot) const {
   return slot ? tape.parameter(parameters_.value(slot), tape.recording() ? parameters_.grad(slot) : Tensor{})

@@ -16,6 +16,10 @@ struct LayerState {
   Tensor q, k, v, u;  // [B,W-1,channels] the last inputs of each convolution; absent where the layer has none
 };
 
+// The settings of the scan a mixer's name stands for (SPEC section 1).
+bool erases(const std::string& mixer);
+Decay decay_of(const std::string& mixer);
+
 class Model;
 
 // The states of all layers, starting at zero.
@@ -51,6 +55,12 @@ class Model {
   // updates it. `layers` receives each layer's output when given (recording tapes only).
   Var forward(Tape& tape, const Inputs& in, DecodeState* state = nullptr,
               std::vector<Var>* layers = nullptr) const;
+  // One token of one stream by the fused kernels of kernels/decode.h, which a graph may record: logits
+  // [vocab] after `token` [1] i32. `work` has step_bytes() bytes. can_step(): on cuda, for the mixers of SPEC
+  // sections 3 and 4 without ablations, unless --kernels simple.
+  bool can_step() const;
+  size_t step_bytes() const;
+  void step(Tensor token, DecodeState& state, Tensor logits, char* work) const;
   // The [vocab,D] matrix of the logits: lm_head, or the embedding when tied.
   Var head(Tape& tape) const;
 
@@ -71,6 +81,8 @@ class Model {
     Slot solver_conv, solver_down, key_up, gain_up, gate_bias, residual_up, scale;
     Slot mlp_norm, gate_up, down;
   };
+  template <class T>
+  struct Step;  // src/model_step.cpp
   void declare_gdn(Layer& layer, const std::string& prefix);
   void declare_loop(Layer& layer, const std::string& prefix);
   void declare_feed_forward(Layer& layer, const std::string& prefix);
