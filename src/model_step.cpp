@@ -7,7 +7,7 @@ namespace prism {
 
 namespace {
 
-// What lies between the launches, in numbers of the storage type.
+// What lies between the launches, in numbers of the storage type; each begins on 16 bytes.
 struct Widths {
   int64_t D, F, HV, in, down;
   int64_t total() const { return 4 * D + in + down + HV + F; }
@@ -30,23 +30,24 @@ struct Work {
 
 Widths widths_of(const Config& c) {
   const int64_t HK = c.num_heads * c.head_dim, HV = c.num_heads * c.value_dim(), R = c.solver_dim;
-  return {c.hidden_size, c.feed_forward(), HV, 2 * HK + 2 * HV + 2 * c.num_heads,
-          (c.rank - 1) * (2 * R + c.num_heads) + R};
+  const auto whole = [](int64_t width) { return (width + 7) / 8 * 8; };
+  return {c.hidden_size, c.feed_forward(), HV, whole(2 * HK + 2 * HV + 2 * c.num_heads),
+          whole((c.rank - 1) * (2 * R + c.num_heads) + R)};
 }
 
 }  // namespace
 
 bool Model::can_step() const {
-  const bool aligned = D_ % 8 == 0 && H_ * V_ % 8 == 0 && config_.feed_forward() % 8 == 0 && K_ <= 256;
+  const bool aligned = D_ % 8 == 0 && V_ % 8 == 0 && config_.feed_forward() % 8 == 0;
+  const bool small = K_ <= 256 && config_.conv_size <= 8;
   const bool solver = L_ == 1 || config_.solver_dim % 8 == 0;
-  bool fused = device() == Device::cuda && kernel_choice == KernelChoice::fast && aligned && solver;
+  bool fused = device() == Device::cuda && kernel_choice == KernelChoice::fast && aligned && small && solver;
   for (const Layer& layer : layers_) fused = fused && layer.mixer != "prism-loop";
   return fused && config_.ablations.empty();
 }
 
 size_t Model::step_bytes() const {
-  // Each piece's width is rounded up to 8 numbers by its kind; 128 more for what is not a multiple of 8.
-  return static_cast<size_t>((widths_of(config_).total() + 128) * size_of(dtype()));
+  return static_cast<size_t>(widths_of(config_).total() * size_of(dtype()));
 }
 
 template <class T>
