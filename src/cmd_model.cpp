@@ -1,4 +1,4 @@
-// init, inspect, grad: a model as files, as a table, as numbers any framework can check.
+// init, grad: a model as files, as numbers any framework can check.
 #include <cstdio>
 #include <memory>
 
@@ -27,26 +27,6 @@ void init(const InitOptions& o) {
   save_model(o.out, model, config.vocab_size == bytes.vocab_size() ? std::optional(bytes) : std::nullopt);
   std::printf("%s: %lld parameters, seed %llu\n", o.out.c_str(),
               static_cast<long long>(model.parameters().count()), static_cast<unsigned long long>(o.seed));
-}
-
-// --- inspect
-
-void inspect(const std::string& dir) {
-  const std::unique_ptr<Model> model = load_model(dir, Device::cpu, DType::f32, false);
-  std::printf("%s\n%-60s %-18s %12s\n", to_json(model->config()).c_str(), "parameter", "shape", "count");
-  int64_t block = 0, solver = 0;
-  for (const Parameter& p : model->parameters().list()) {
-    const int64_t n = p.shape.numel();
-    std::printf("%-60s %-18s %12lld\n", p.name.c_str(), cat(p.shape).c_str(), static_cast<long long>(n));
-    if (p.name.starts_with("model.layers.")) block += n;
-    if (p.name.find(".solver.") != std::string::npos) solver += n;
-  }
-  std::printf("%-79s %12lld\n", "in all", static_cast<long long>(model->parameters().count()));
-  std::printf("%-79s %12lld\n", "in the layers", static_cast<long long>(block));
-  if (solver > 0)
-    std::printf("%-79s %12lld  %.1f %% of the layers without it\n", "of them the solver's",
-                static_cast<long long>(solver),
-                100.0 * static_cast<double>(solver) / static_cast<double>(block - solver));
 }
 
 // --- grad
@@ -130,15 +110,6 @@ void add_init(CLI::App& app) {
   command->add_option("--out", o->out, "directory to make")->required();
   command->footer("Example: prism init --preset tiny --seed 1 --out models/tiny");
   command->callback([o] { init(*o); });
-}
-
-void add_inspect(CLI::App& app) {
-  const auto dir = std::make_shared<std::string>();
-  CLI::App* command =
-      app.add_subcommand("inspect", "Show a model's configuration and parameters, and the solver's share");
-  command->add_option("--model", *dir, "checkpoint directory")->required();
-  command->footer("Example: prism inspect --model runs/quickstart");
-  command->callback([dir] { inspect(*dir); });
 }
 
 void add_grad(CLI::App& app) {

@@ -93,6 +93,7 @@ Var Model::mix_gdn(Tape& tape, const Layer& layer, Var xn, const Sequences& seq,
   s.g = g.g;
   s.initial_state = s.final_state = past.S;
   s.H = H_, s.K = K_, s.V = V_, s.L = layer.key_up ? L_ : 1, s.C = chunk;
+  show(tape, layer, {writes.u, writes.made_from, s});
   const Var o = scan(tape, s, seq);
   const Var normed = gated_norm(tape, o, gate, weight(tape, layer.o_norm), config_.norm_eps);
   return linear(tape, normed, weight(tape, layer.out), into);
@@ -103,7 +104,7 @@ Model::Writes Model::solve(Tape& tape, const Layer& layer, Var xn, Var v, Var k,
                            const Sequences& seq, LayerState* state) const {
   SolverInputs s;
   s.v = v, s.beta = beta;
-  if (!layer.key_up) return {solver(tape, s), nullptr};
+  if (!layer.key_up) return {solver(tape, s), nullptr, nullptr, s};
 
   const int64_t steps = L_ - 1, R = config_.solver_dim;
   const Var conv = config_.ablated("no_anchor") ? nullptr : weight(tape, layer.solver_conv);
@@ -119,7 +120,7 @@ Model::Writes Model::solve(Tape& tape, const Layer& layer, Var xn, Var v, Var k,
   s.gate_bias = weight(tape, layer.gate_bias), s.scale = weight(tape, layer.scale);
   if (config_.solver_residual == SolverResidual::anchor)
     s.anchor = low_rank_up(tape, {down, 2 * steps * R + steps * H_, R}, weight(tape, layer.residual_up));
-  return {solver(tape, s), write_keys(tape, layer, down, k)};
+  return {solver(tape, s), write_keys(tape, layer, down, k), u, s};
 }
 
 // kappa_2 | .. | kappa_L. The ablations put k, or kappa_2, in their place.
@@ -135,6 +136,10 @@ Var Model::write_keys(Tape& tape, const Layer& layer, Var down, Var k) const {
     keys.resize(static_cast<size_t>(shared ? steps : from + 1), kappa);
   }
   return keys.size() == 1 ? keys[0].of : concatenate(tape, keys);
+}
+
+void Model::show(Tape& tape, const Layer& layer, const MixerValues& values) const {
+  if (watch && !tape.arena().measures()) watch(&layer - layers_.data(), values);
 }
 
 // prism-loop: Algorithm 1 (SPEC section 5).
@@ -167,6 +172,7 @@ Var Model::mix_loop(Tape& tape, const Layer& layer, Var xn, const Sequences& seq
   c.w = solver(tape, s), c.beta = g.beta, c.g = g.g;
   c.initial_state = c.final_state = past.S;
   c.H = H_, c.K = K_, c.V = V_, c.L = L_, c.C = chunk;
+  show(tape, layer, {u, s, c});
   const Var o = scan(tape, c, seq);
   const Var normed = gated_norm(tape, o, gate, weight(tape, layer.o_norm), config_.norm_eps);
   return linear(tape, normed, weight(tape, layer.out), into);

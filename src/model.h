@@ -2,6 +2,7 @@
 // model.cpp.
 #pragma once
 
+#include <functional>
 #include <vector>
 
 #include "autograd/ops.h"
@@ -44,6 +45,13 @@ struct Inputs {
   Tensor order;   // [B T] i32, positions sorted by token; needed for a reverse pass only
 };
 
+// What one mixer computes on its way from xn to the scan.
+struct MixerValues {
+  Var u = nullptr;      // [n,D] the anchor, or absent
+  SolverInputs solver;  // what makes the writes
+  ScanInputs scan;
+};
+
 class Model {
  public:
   // Names and shapes only, without memory for the weights.
@@ -72,6 +80,8 @@ class Model {
   // Chunk size of the scan; any value gives the same function. On the CPU narrow heads are faster in short
   // chunks.
   int64_t chunk = 64;
+  // When set, a forward pass calls it in each layer that has a scan, while the values are in memory.
+  std::function<void(int64_t layer, const MixerValues&)> watch;
 
  private:
   // Where a layer's weights stand.
@@ -93,11 +103,13 @@ class Model {
   Var mix_loop(Tape& tape, const Layer& layer, Var xn, const Sequences& seq, LayerState* state,
                Tensor into) const;
   struct Writes {
-    Var w = nullptr, kappa = nullptr;
+    Var w = nullptr, kappa = nullptr, u = nullptr;
+    SolverInputs made_from;
   };
   Writes solve(Tape& tape, const Layer& layer, Var xn, Var v, Var k, Var beta, const Sequences& seq,
                LayerState* state) const;
   Var write_keys(Tape& tape, const Layer& layer, Var down, Var k) const;
+  void show(Tape& tape, const Layer& layer, const MixerValues& values) const;
   Var weight(Tape& tape, Slot slot) const;
   // Steps [from, from + count) of a weight [steps, out, R].
   Var weight(Tape& tape, Slot slot, int64_t from, int64_t count) const;
