@@ -34,6 +34,9 @@ void Optimizer::step() {
   dispatch_acc(acc_of(p.dtype()), [&]<class A>(Tag<A>) {
     auto* scalars = reinterpret_cast<StepScalars<A>*>(scalars_.data());
     const A beta1 = A(settings_.beta1), beta2 = A(settings_.beta2);
+    for (const Parameters::Range& r : p.ranges(true))
+      fill_bytes(p.device(), p.grads().ptr<A>() + r.begin, 0,
+                 static_cast<size_t>(r.end - r.begin) * sizeof(A));
     grad_norm<A>(p.device(), scalars, reinterpret_cast<A*>(partial_.data()), p.grads().ptr<A>(), p.size(),
                  A(settings_.clip), beta1, beta2);
     const auto update = [&](int64_t begin, int64_t end, double weight_decay) {
@@ -45,8 +48,8 @@ void Optimizer::step() {
       a.beta1 = beta1, a.beta2 = beta2, a.eps = A(settings_.eps), a.weight_decay = A(weight_decay);
       adamw<A>(p.device(), a);
     };
-    update(0, p.decayed(), settings_.weight_decay);
-    update(p.decayed(), p.size(), 0);
+    for (const Parameters::Range& r : p.ranges(false))
+      update(r.begin, r.end, r.decays ? settings_.weight_decay : 0);
   });
 }
 

@@ -1,5 +1,6 @@
 #include "optim/parameters.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "kernels/elementwise.h"
@@ -82,6 +83,36 @@ void Parameters::allocate(Device device, DType dtype, bool training) {
   moments2_ = zeroed(acc_bytes);
 }
 
+void Parameters::train_only(const std::vector<std::string>& words) {
+  bool any = false;
+  for (Parameter& p : list_) {
+    const auto named = [&](const std::string& word) { return p.name.find(word) != std::string::npos; };
+    p.frozen = std::none_of(words.begin(), words.end(), named);
+    any = any || !p.frozen;
+  }
+  PRISM_CHECK(any, "--train-only: expected a part of a weight's name, got ", words.empty() ? "" : words[0]);
+}
+
+std::vector<Parameters::Range> Parameters::ranges(bool frozen) const {
+  std::vector<const Parameter*> sorted;
+  for (const Parameter& p : list_) sorted.push_back(&p);
+  std::sort(sorted.begin(), sorted.end(), [](auto* a, auto* b) { return a->offset < b->offset; });
+  std::vector<Range> ranges;
+  bool open = false;  // whether the last range may go on: nothing of the other kind came since
+  for (size_t i = 0; i < sorted.size(); ++i) {
+    const Parameter& p = *sorted[i];
+    const bool ours = p.frozen == frozen;
+    const int64_t end =
+        i + 1 < sorted.size() ? sorted[i + 1]->offset : size_;  // with the padding, which stays 0
+    if (ours && open && ranges.back().decays == p.decays)
+      ranges.back().end = end;
+    else if (ours)
+      ranges.push_back({p.offset, end, p.decays});
+    open = ours;
+  }
+  return ranges;
+}
+
 void Parameters::initialise(uint64_t seed) {
   for (const Parameter& p : list_) {
     const uint64_t stream = stream_of(p.name);
@@ -125,6 +156,10 @@ Tensor Parameters::value(Slot slot) const {
 Tensor Parameters::grad(Slot slot) const {
   if (!slot || !training_) return {};
   const Piece& s = slots_[static_cast<size_t>(slot.index)];
+  bool frozen = s.matrix;
+  for (int64_t i = s.first; i < s.first + s.count; ++i)
+    frozen = frozen && list_[static_cast<size_t>(i)].frozen;
+  if (frozen) return {};
   const DType type = acc_of(dtype_);
   return {grads_.data() + s.offset * size_of(type), s.shape, type, device_};
 }

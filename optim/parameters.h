@@ -30,7 +30,8 @@ struct Parameter {
   Shape shape;
   Init init;
   bool decays = false;
-  int64_t offset = 0;  // in elements, from the start of the flat buffers
+  bool frozen = false;  // takes no update: see Parameters::train_only
+  int64_t offset = 0;   // in elements, from the start of the flat buffers
 };
 
 // What one product or kernel takes: one parameter, or adjacent ones as one matrix.
@@ -52,14 +53,24 @@ class Parameters {
   void allocate(Device device, DType dtype, bool training);
   void initialise(uint64_t seed);
 
+  // From now on only weights whose names contain one of `words` are trained. Throws when there are none.
+  void train_only(const std::vector<std::string>& words);
+
   // --- use
   const std::vector<Parameter>& list() const { return list_; }  // in order of declaration
   std::vector<Parameter>& list() { return list_; }
   const Parameter* find(const std::string& name) const;
   // A slot as the model computes with it: matrices in the compute type, vectors in the accumulation type.
   Tensor value(Slot slot) const;
-  // Its gradient, in the accumulation type; absent without training.
+  // Its gradient, in the accumulation type; absent without training, and for a matrix that is frozen whole.
+  // Other frozen weights have one, as their kernels expect, that the optimizer clears.
   Tensor grad(Slot slot) const;
+  // The flat buffers' stretches that are trained, or frozen, as one kind of decay each.
+  struct Range {
+    int64_t begin, end;
+    bool decays;
+  };
+  std::vector<Range> ranges(bool frozen) const;
   // One weight's view of a flat buffer.
   Tensor master(const Parameter& p) const { return view(masters_, p); }
   Tensor grad(const Parameter& p) const { return view(grads_, p); }

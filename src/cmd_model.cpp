@@ -14,19 +14,47 @@ namespace {
 // --- init
 
 struct InitOptions {
-  std::string config, preset, out;
+  std::string config, preset, from, out;
+  int64_t rank = 3, solver_dim = 64;
   uint64_t seed = 0;
 };
 
+// A trained gdn becomes prism: the same function, until the bypass's scales leave 0. Its other weights are
+// freshly drawn.
+std::pair<std::unique_ptr<Model>, std::optional<Tokenizer>> with_bypass(const InitOptions& o) {
+  const std::unique_ptr<Model> base = load_model(o.from, Device::cpu, DType::f32, false);
+  Config config = base->config();
+  PRISM_CHECK(config.rank == 1, o.from, ": rank: expected 1, of a model without a solver, got ", config.rank);
+  for (std::string& mixer : config.mixers) mixer = mixer == "gdn" ? "prism" : mixer;
+  config.rank = o.rank, config.solver_dim = o.solver_dim, config.solver_scale = true;
+  validate(config);
+  auto model = std::make_unique<Model>(config, Device::cpu, DType::f32, false);
+  model->parameters().initialise(o.seed);
+  for (const Parameter& p : base->parameters().list()) {
+    const Tensor from = base->parameters().master(p);
+    copy_within(Device::cpu, model->parameters().master(*model->parameters().find(p.name)).data, from.data,
+                from.bytes());
+  }
+  const std::string dir = newest_checkpoint(o.from);
+  return {std::move(model), Tokenizer::lies_in(dir) ? std::optional(Tokenizer::load(dir)) : std::nullopt};
+}
+
 void init(const InitOptions& o) {
-  if (o.config.empty() == o.preset.empty()) throw UsageError("init: expected one of --config and --preset");
-  const Config config = o.preset.empty() ? read_config(o.config) : find_preset(o.preset).config;
-  Model model(config, Device::cpu, DType::f32, false);
-  model.parameters().initialise(o.seed);
-  const Tokenizer bytes;
-  save_model(o.out, model, config.vocab_size == bytes.vocab_size() ? std::optional(bytes) : std::nullopt);
+  if (!o.config.empty() + !o.preset.empty() + !o.from.empty() != 1)
+    throw UsageError("init: expected one of --config, --preset and --from");
+  std::unique_ptr<Model> model;
+  std::optional<Tokenizer> tokenizer = Tokenizer();
+  if (!o.from.empty()) {
+    std::tie(model, tokenizer) = with_bypass(o);
+  } else {
+    const Config config = o.preset.empty() ? read_config(o.config) : find_preset(o.preset).config;
+    model = std::make_unique<Model>(config, Device::cpu, DType::f32, false);
+    model->parameters().initialise(o.seed);
+    if (config.vocab_size != tokenizer->vocab_size()) tokenizer.reset();
+  }
+  save_model(o.out, *model, tokenizer);
   std::printf("%s: %lld parameters, seed %llu\n", o.out.c_str(),
-              static_cast<long long>(model.parameters().count()), static_cast<unsigned long long>(o.seed));
+              static_cast<long long>(model->parameters().count()), static_cast<unsigned long long>(o.seed));
 }
 
 // --- grad
@@ -106,9 +134,21 @@ void add_init(CLI::App& app) {
   command->add_option("--config", o->config, "config.json of the model");
   command->add_option("--preset", o->preset,
                       "a model this program knows: tiny, gdn-15m, prism-15m, gdn-119m, ...");
+  command->add_option(
+      "--from", o->from,
+      "a trained gdn's checkpoint, to which a bypass is added: a solver that changes nothing yet");
+  command->add_option("--rank", o->rank, "with --from: writes a token, the base's one included")
+      ->check(CLI::Range(2, 64))
+      ->capture_default_str();
+  command->add_option("--solver-dim", o->solver_dim, "with --from: width of the low-rank maps")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
   command->add_option("--seed", o->seed, "of the random weights")->capture_default_str();
   command->add_option("--out", o->out, "directory to make")->required();
-  command->footer("Example: prism init --preset tiny --seed 1 --out models/tiny");
+  command->footer(
+      "Example: prism init --preset tiny --seed 1 --out models/tiny\n"
+      "         prism init --from runs/gdn --rank 3 --out models/bypass\n"
+      "         prism train --model models/bypass --freeze base --data code.jsonl --out runs/code");
   command->callback([o] { init(*o); });
 }
 

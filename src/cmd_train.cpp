@@ -151,6 +151,7 @@ void train(TrainOptions& o) {
   if (!settings.val.empty()) data.val = open_sources(settings.val, data.tokenizer, how).val;
 
   const auto model = make_model(o, from, data, device, dtype, settings.seed);
+  if (!settings.train_only.empty()) model->parameters().train_only(settings.train_only);
   Trainer trainer(*model, state, data, o.out, writer, o.allowed.contains("data"));
   trainer.engine().use_graph = !o.no_graph;
   if (const int code = trainer.run(o.stop_after)) throw Exit{code};
@@ -180,6 +181,12 @@ void add_train(CLI::App& app) {
     else
       command->add_option("--" + name, field, help);
   });
+  command
+      ->add_option_function<std::string>(
+          "--freeze",
+          [o](const std::string&) { o->given.train_only = {".solver."}, o->named.insert("train-only"); },
+          "base: train only the solver, such as a bypass that init --from added")
+      ->check(CLI::IsMember({"base"}));
   command->add_option("--stop-after", o->stop_after, "save after this step and stop; --resume goes on");
   command->add_flag("--resume", o->resume, "go on from --out's newest checkpoint, with its settings");
   command->add_option("--allow-change", o->allowed, "settings that may differ from the resumed run's")

@@ -46,6 +46,7 @@ void for_each_key(C& c, Visit visit) {
   visit("solver_gain", c.solver_gain, 0);
   visit("solver_key_norm", c.solver_key_norm, 0);
   visit("solver_gate_init", c.solver_gate_init, kAny);
+  visit("solver_scale", c.solver_scale, 0);
   visit("ablations", c.ablations, 0);
 }
 
@@ -129,6 +130,8 @@ void check_mixers(const Config& c, const std::string& where) {
   for (const std::string& mixer : c.mixers)
     if (!contains(mixer_names(), mixer))
       fail(where, "mixers", "names of " + listed(mixer_names()), shown(mixer));
+  if (c.solver_scale && (c.rank < 2 || !contains(c.mixers, "prism")))
+    fail(where, "solver_scale", "false without a prism layer of rank 2 or more", "true");
   const int64_t HV = c.num_heads * c.value_dim();
   if (contains(c.mixers, "prism-loop") && HV != c.hidden_size)
     fail(where, "hidden_size", cat("num_heads x head_dim x expand_v = ", HV, " as prism-loop needs"),

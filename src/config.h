@@ -34,6 +34,7 @@ struct Config {
   SolverGain solver_gain = SolverGain::sigmoid;
   bool solver_key_norm = true;
   double solver_gate_init = -2;
+  bool solver_scale = false;  // a scale per head and step, from 0: a bypass added to a trained base
   std::vector<std::string> ablations;
   std::string extra = "{}";  // unknown keys of config.json, kept and written back: a JSON object
 

@@ -49,6 +49,7 @@ std::vector<ModelCase> model_cases(bool aligned) {
   add("prism, the three together", "prism", 3, [](Config& c) {
     c.solver_residual = SolverResidual::anchor, c.solver_gain = SolverGain::gelu, c.solver_key_norm = false;
   });
+  add("prism, solver_scale", "prism", 3, [](Config& c) { c.solver_scale = true; });
   for (const char* name : {"shared_key", "base_key", "first_base_key", "no_retain", "no_anchor", "no_gain"})
     add(cat("prism, ", name), "prism", 3, ablation(name));
   for (const char* name : {"no_gelu", "no_anchor", "no_gain"})

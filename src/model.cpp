@@ -254,6 +254,8 @@ void Model::declare_gdn(Layer& layer, const std::string& p) {
   layer.gain_up = parameters_.add_matrix({{p + "solver.gain_up.weight", {steps, HV, R}, normal}});
   layer.gate_bias = parameters_.add_vector(
       {p + "solver.gate.bias", {steps * H_}, {Init::constant, config_.solver_gate_init}});
+  if (config_.solver_scale)
+    layer.scale = parameters_.add_vector({p + "solver.scale", {steps, H_}, {Init::constant, 0}});
 }
 
 void Model::declare_loop(Layer& layer, const std::string& p) {

@@ -20,7 +20,8 @@ std::vector<NamedTensor> stored_tensors(const Parameters& parameters, std::span<
   std::vector<NamedTensor> tensors;
   for (const StoredBuffer& buffer : buffers)
     for (const Parameter& p : parameters.list())
-      tensors.push_back({buffer.prefix + p.name, (parameters.*buffer.view)(p)});
+      if (!buffer.trained_only || !p.frozen)
+        tensors.push_back({buffer.prefix + p.name, (parameters.*buffer.view)(p)});
   return tensors;
 }
 
@@ -29,6 +30,7 @@ void check_tensors(const SafetensorsFile& file, const Parameters& parameters,
   std::set<std::string> expected;
   for (const StoredBuffer& buffer : buffers)
     for (const Parameter& p : parameters.list()) {
+      if (buffer.trained_only && p.frozen) continue;
       const std::string name = *expected.insert(buffer.prefix + p.name).first;
       PRISM_CHECK(file.contains(name), file.path(), ": tensor ", name, ": expected ", p.shape,
                   " by config.json, got none", hint(p.name));

@@ -27,6 +27,7 @@ void save_model(const std::string& dir, const Model& model, const std::optional<
 struct StoredBuffer {
   std::string prefix;
   Tensor (Parameters::*view)(const Parameter&) const;
+  bool trained_only = false;  // frozen weights are left out
 };
 std::vector<NamedTensor> stored_tensors(const Parameters& parameters, std::span<const StoredBuffer> buffers);
 // Throws, naming the tensor, unless the file holds exactly these names with these shapes.

@@ -15,7 +15,8 @@ namespace {
 
 constexpr int kFormat = 1;  // of trainer_state.json
 
-const std::array<StoredBuffer, 2> kMoments = {{{"m.", &Parameters::moment1}, {"v.", &Parameters::moment2}}};
+const std::array<StoredBuffer, 2> kMoments = {
+    {{"m.", &Parameters::moment1, true}, {"v.", &Parameters::moment2, true}}};
 
 // Counts that may be 0, and change on resume.
 bool is_report(const std::string& name) {

@@ -13,6 +13,7 @@ namespace prism {
 struct TrainSettings {
   std::vector<std::string> data, val;  // as open_sources() takes them
   Recipe recipe;
+  std::vector<std::string> train_only;  // parts of weights' names; none: all are trained
   uint64_t seed = 0;
   bool no_document_reset = false, raw_u16 = false;
   std::string device = "cpu", dtype = "f32";
@@ -41,6 +42,8 @@ void for_each_setting(S& s, const Visit& visit) {
   visit("beta1", s.recipe.beta1, "AdamW's decay of the first moment");
   visit("beta2", s.recipe.beta2, "AdamW's decay of the second moment");
   visit("clip", s.recipe.clip, "largest global norm of the gradients; 0: no clipping");
+  visit("train-only", s.train_only,
+        "train only weights whose names contain one of these (model.layers.11.), and freeze the others");
   visit("seed", s.seed, "of the weights and of the order of the data");
   visit("no-document-reset", s.no_document_reset,
         "let state and convolutions cross from document to document");

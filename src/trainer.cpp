@@ -153,6 +153,10 @@ void Trainer::announce() {
   const Recipe& r = state_.settings.recipe;
   const Parameters& p = model_.parameters();
   const size_t step = engine_->arena_bytes() + engine_->input_bytes();
+  int64_t trained = 0;
+  for (const Parameter& weight : p.list()) trained += weight.frozen ? 0 : weight.shape.numel();
+  if (trained < p.count())
+    progress_.keep(cat(grouped(trained), " parameters are trained, the others frozen"));
   progress_.keep(cat(grouped(p.count()), " parameters on ", model_.device(), " in ", model_.dtype(),
                      ", memory ", byte_count(p.bytes() + step), " (", byte_count(step), " of it for ",
                      r.batch, " x ", r.seq, " positions)"));

@@ -92,6 +92,7 @@ TEST_CASE("config: what is written reads back equal, every key at another value 
   c.tie_word_embeddings = true, c.initializer_range = 0.1, c.bos_token_id = 256, c.eos_token_id = 257;
   c.mixers = {"prism", "gdn"}, c.rank = 3, c.solver_dim = 7, c.solver_residual = SolverResidual::anchor;
   c.solver_gain = SolverGain::gelu, c.solver_key_norm = false, c.solver_gate_init = 2.0 / 3;
+  c.solver_scale = true;
   c.ablations = {"base_key", "no_gain"}, c.extra = R"({"note":"kept"})";
   CHECK(c.value_dim() == 7);
   CHECK(parse_config(to_json(c), "config.json") == c);

@@ -10,10 +10,12 @@
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <regex>
 #include <thread>
 
 #include "src/commands.h"
 #include "src/compare.h"
+#include "src/decoder.h"
 #include "src/run_log.h"
 #include "src/train_state.h"
 #include "tensor/rng.h"
@@ -93,7 +95,7 @@ struct Workshop : TemporaryDirectory {
 // The exit status, and the message of an error.
 int run(Args args, std::string* message = nullptr) {
   CLI::App app;
-  add_train(app);
+  add_train(app), add_init(app);
   std::reverse(args.begin(), args.end());
   const Quiet quiet;
   try {
@@ -425,4 +427,72 @@ TEST_CASE("train: --model begins a new run with a checkpoint's weights") {
   CHECK_MESSAGE(content(shop / "more/model.safetensors") == content(shop / "base/model.safetensors"),
                 "weights");
   CHECK(read_state(shop / "more").taken == 1);
+}
+
+namespace {
+
+std::vector<double> logits(const std::string& dir) {
+  const auto model = load_model(dir, Device::cpu, DType::f64, false);
+  return Decoder(*model).feed(std::vector<int32_t>{256, 104, 101, 108, 108, 111, 32, 98, 97, 115, 101});
+}
+
+}  // namespace
+
+TEST_CASE("init --from: a bypass changes no logit; --freeze base trains it alone, exactly resumed") {
+  const Workshop shop;
+  write(shop / "config.json",
+        std::regex_replace(content(shop / "config.json"), std::regex("\"prism\", \"rank\": 2"),
+                           "\"gdn\", \"rank\": 1"));
+  REQUIRE(run(shop.train("base")) == 0);
+  REQUIRE(run({"init", "--from", shop / "base", "--rank", "3", "--solver-dim", "4", "--out",
+               shop / "bypass"}) == 0);
+  // Its writes are 0, added in sums of another length.
+  CHECK(relative_error<double, double>(logits(shop / "bypass"), logits(shop / "base")) <= 1e-13);
+
+  const auto tune = [&](const char* out, const Args& more) {
+    Args args = {"train", "--model",  shop / "bypass", "--freeze", "base",    "--data", shop / "text.txt",
+                 "--out", shop / out, "--seq",         "16",       "--steps", "12",     "--lr",
+                 "0.01"};
+    args.insert(args.end(), more.begin(), more.end());
+    return run(args);
+  };
+  REQUIRE(tune("tuned", {}) == 0);
+  const SafetensorsFile before(shop / "bypass/model.safetensors"), after(shop / "tuned/model.safetensors");
+  for (const std::string& name : before.names()) {
+    INFO(name);
+    const bool same = tensor(before.path(), name) == tensor(after.path(), name);
+    CHECK(same == (name.find(".solver.") == std::string::npos));
+  }
+  const SafetensorsFile moments(shop / "tuned/optimizer.safetensors");
+  for (const std::string& name : moments.names())
+    CHECK_MESSAGE(name.find(".solver.") != std::string::npos, name, " has moments");
+  CHECK(logits(shop / "tuned") != logits(shop / "base"));
+
+  REQUIRE(tune("halves", {"--stop-after", "5"}) == 0);
+  REQUIRE(run_resumed(shop, "halves") == 0);
+  check_equal(Result(shop / "halves"), Result(shop / "tuned"));
+}
+
+TEST_CASE(
+    "train --train-only: the named weights move, a fused projection's other rows too stay; no match is "
+    "refused") {
+  const Workshop shop;
+  REQUIRE(run(shop.train("base")) == 0);
+  const Args args = {"train", "--model", shop / "base", "--data", shop / "text.txt",
+                     "--seq", "16",      "--steps",     "3"};
+  Args some = args, none = args;
+  some.insert(some.end(),
+              {"--out", shop / "some", "--train-only", "layers.1.attn.k_proj", "layers.0.mlp_norm"});
+  none.insert(none.end(), {"--out", shop / "none", "--train-only", "layers.7."});
+  REQUIRE(run(some) == 0);
+  const SafetensorsFile base(shop / "base/model.safetensors");
+  for (const std::string& name : base.names()) {
+    INFO(name);
+    const bool same =
+        tensor(shop / "base/model.safetensors", name) == tensor(shop / "some/model.safetensors", name);
+    CHECK(same == (name != "model.layers.1.attn.k_proj.weight" && name != "model.layers.0.mlp_norm.weight"));
+  }
+  std::string message;
+  CHECK(run(none, &message) == 1);
+  CHECK(message == "--train-only: expected a part of a weight's name, got layers.7.");
 }
