@@ -148,6 +148,13 @@ size_t find_invalid_utf8(std::string_view text) {
   return kNone;
 }
 
+std::string valid_utf8(std::string_view text) {
+  std::string valid;
+  for (size_t bad; (bad = find_invalid_utf8(text)) != kNone; text.remove_prefix(bad + 1))
+    valid.append(text.substr(0, bad)).append("\xef\xbf\xbd");
+  return valid.append(text);
+}
+
 void refuse_lfs_pointer(std::string_view head, const std::string& path) {
   PRISM_CHECK(!head.starts_with("version https://git-lfs.github.com/spec/"), path,
               ": a Git LFS pointer lies in place of the data; fetch it with `git lfs pull`");
@@ -258,6 +265,7 @@ bool DocumentReader::read_object(Document& document, std::string& problem) {
     PRISM_CHECK(form_ == Form::lines, problem);  // the next object cannot be found
     return true;
   }
+  if (options_.field.empty()) return document = {object.dump(), "", false}, true;
   const nlohmann::json* text = find_path(object, options_.field);
   const nlohmann::json* set = find_path(object, options_.set_field);
   if (!text)

@@ -16,6 +16,8 @@ uint64_t fnv1a(std::string_view bytes);
 size_t incomplete_tail(std::string_view text);
 // Position of the first byte that is not UTF-8, an unfinished last character included; npos when all is.
 size_t find_invalid_utf8(std::string_view text);
+// The text with U+FFFD in the place of each byte that is not UTF-8.
+std::string valid_utf8(std::string_view text);
 
 // Throws when `head`, the first bytes of `path`, is a Git LFS pointer in place of the data.
 void refuse_lfs_pointer(std::string_view head, const std::string& path);
@@ -28,7 +30,7 @@ std::string read_file(const std::string& path);
 std::vector<std::string> list_text_files(const std::vector<std::string>& names);
 
 struct ReadOptions {
-  std::string field = "text";                         // path of a JSON document's text
+  std::string field = "text";  // path of a JSON document's text; "": all of it, as JSON
   std::string set_field = "meta.redpajama_set_name";  // and of its set's name
   bool json_files = true;  // .json holds documents; false: it is plain text, as in a source tree
   bool skip_bad = false;   // count documents that are not as expected, instead of throwing

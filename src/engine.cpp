@@ -1,5 +1,6 @@
 #include "src/engine.h"
 
+#include <algorithm>
 #include <numeric>
 
 #include "kernels/loss.h"
@@ -52,7 +53,11 @@ size_t Engine::measure(const Model& model, int64_t B, int64_t T, bool training) 
   const Tensor ints{arena.low(DType::i32, {}).data, {B * T}, DType::i32, model.device()};
   const Tensor numbers{ints.data, {B * T}, acc_of(model.dtype()), model.device()};
   Tape tape(arena, model.dtype(), training);
-  micro_step(tape, model, {{B, T, ints}, ints, ints}, ints, numbers, numbers, nullptr);
+  const Inputs in{{B, T, ints}, ints, ints};
+  if (training)  // what a later evaluation needs is less
+    micro_step(tape, model, in, ints, numbers, numbers, nullptr);
+  else
+    score(tape, model, in, nullptr, ints, ints, numbers);
   return arena.peak();
 }
 
@@ -102,7 +107,15 @@ void Engine::micro_step(Tape& tape, const Model& model, const Inputs& in, Tensor
     for (Var layer : layers) activations->layers.push_back(to_host(layer->value));
     activations->logits = logits_of(xn->value, head->value);
   }
-  if (tape.recording()) tape.backward();
+  tape.backward();
+}
+
+// The final norm's rows that are scored, with their losses: the others' logits are not worth computing.
+Var Engine::score(Tape& tape, const Model& model, const Inputs& in, DecodeState* state, Tensor rows,
+                  Tensor targets, Tensor row_loss) {
+  const Var x = embedding(tape, model.forward(tape, in, state), rows, {});
+  lm_loss(tape, x, model.head(tape), targets, {}, row_loss);
+  return x;
 }
 
 void Engine::gradients(Tensor loss, Activations* activations) {
@@ -130,13 +143,31 @@ void Engine::train_step(Optimizer& optimizer) {
   graph_.launch();
 }
 
-std::vector<double> Engine::evaluate(const Batch& batch, DecodeState* state) {
+std::vector<double> Engine::evaluate(const Batch& batch, DecodeState* state, std::vector<bool>* likeliest) {
   copy_batch(batch, 0, false);
+  std::vector<int32_t> rows, targets;
+  for (size_t i = 0; i < batch.targets.size(); ++i)
+    if (batch.targets[i] >= 0) rows.push_back(static_cast<int32_t>(i)), targets.push_back(batch.targets[i]);
+  const int64_t n = static_cast<int64_t>(rows.size());
+  const Tensor on_rows = ints(kOrder, 0).slice(0, n), on_targets = ints(kTargets, 0).slice(0, n);
+  copy_in(model_.device(), on_rows.data, rows.data(), rows.size() * 4);
+  copy_in(model_.device(), on_targets.data, targets.data(), targets.size() * 4);
   arena_->reset();
   Tape tape(*arena_, model_.dtype(), false);
-  const Var xn = model_.forward(tape, inputs(0), state);
-  lm_loss(tape, xn, model_.head(tape), ints(kTargets, 0), {}, row_loss_);
-  return to_host(row_loss_);
+  const Var x = score(tape, model_, inputs(0), state, on_rows, on_targets, row_loss_.slice(0, n));
+  const std::vector<double> found = to_host(row_loss_.slice(0, n));
+  std::vector<double> losses(batch.targets.size());
+  for (size_t i = 0; i < rows.size(); ++i) losses[static_cast<size_t>(rows[i])] = found[i];
+  if (!likeliest) return losses;
+  likeliest->assign(losses.size(), false);
+  const std::vector<double> logits = logits_of(x->value, model_.head(tape)->value);
+  const auto vocab = static_cast<int64_t>(model_.config().vocab_size);
+  for (int64_t i = 0; i < n; ++i) {
+    const auto row = logits.begin() + i * vocab;
+    const size_t at = static_cast<size_t>(i);
+    (*likeliest)[static_cast<size_t>(rows[at])] = std::max_element(row, row + vocab) - row == targets[at];
+  }
+  return losses;
 }
 
 }  // namespace prism

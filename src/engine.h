@@ -34,8 +34,10 @@ class Engine {
   void train_step(Optimizer& optimizer);
   bool use_graph = true;
   // Losses of each position of the batch, 0 where it is not scored, without a reverse pass. With `state` the
-  // rows go on from it.
-  std::vector<double> evaluate(const Batch& batch, DecodeState* state = nullptr);
+  // rows go on from it. `likeliest`, where given, receives for each position whether its target is the
+  // likeliest id.
+  std::vector<double> evaluate(const Batch& batch, DecodeState* state = nullptr,
+                               std::vector<bool>* likeliest = nullptr);
 
   size_t arena_bytes() const { return arena_->capacity(); }
   // Bytes that are not the arena's: inputs and row losses.
@@ -49,6 +51,8 @@ class Engine {
   void copy_batch(const Batch& batch, int64_t micro, bool sorted);
   static void micro_step(Tape& tape, const Model& model, const Inputs& in, Tensor targets, Tensor scale,
                          Tensor row_loss, Activations* activations);
+  static Var score(Tape& tape, const Model& model, const Inputs& in, DecodeState* state, Tensor rows,
+                   Tensor targets, Tensor row_loss);
 
   Model& model_;
   int64_t B_, T_, accumulate_;

@@ -17,9 +17,16 @@ struct Score {
   double perplexity() const;
 };
 
+// What is asked and found of each id of a stream.
+struct Marks {
+  std::vector<bool> wanted;     // is it to be scored?
+  std::vector<double> loss;     // its -log p, 0 where it is not scored
+  std::vector<bool> likeliest;  // of the whole vocabulary, at its place
+};
+
 // Documents begin at each `bos` (-1: the stream is one document). B rows at a time, in slices of T ids;
-// report(done, all) counts ids.
+// report(done, all) counts ids. With `marks` only the ids that it wants are scored, each into it.
 Score evaluate(Model& model, const TokenStream& stream, int32_t bos, int64_t B, int64_t T,
-               const std::function<void(int64_t, int64_t)>& report = {});
+               const std::function<void(int64_t, int64_t)>& report = {}, Marks* marks = nullptr);
 
 }  // namespace prism

@@ -1,5 +1,6 @@
 #include "src/sources.h"
 
+#include <cctype>
 #include <filesystem>
 #include <sstream>
 
@@ -19,8 +20,8 @@ std::pair<std::string, std::optional<double>> split_weight(const std::string& na
   return {name.substr(0, colon), weight};
 }
 
-// All documents of a text file, each bos + ids.
-std::vector<int32_t> tokenize_file(const std::string& file, const Tokenizer& tokenizer) {
+// All documents of a text file, each bos + ids. Adds to the size of what was read.
+std::vector<int32_t> tokenize_file(const std::string& file, const Tokenizer& tokenizer, TextSize& size) {
   ReadOptions options;
   options.json_files = false;
   options.cut = [&](std::string_view text) { return tokenizer.cut(text); };
@@ -29,6 +30,7 @@ std::vector<int32_t> tokenize_file(const std::string& file, const Tokenizer& tok
   for (Document document; reader.next(document);) {
     if (!document.continues && !document.text.empty()) ids.push_back(tokenizer.bos());
     tokenizer.encode(document.text, ids, document.continues);
+    size.add(document.text, document.continues);
   }
   return ids;
 }
@@ -43,6 +45,16 @@ void divide(const TokenSpan& ids, bool hold_out, int32_t bos, TokenStream& train
 }
 
 }  // namespace
+
+void TextSize::add(std::string_view text, bool continues) {
+  bytes += static_cast<int64_t>(text.size());
+  in_word_ = in_word_ && continues;
+  for (const unsigned char c : text) {
+    const bool word = !std::isspace(c);
+    words += word && !in_word_;
+    in_word_ = word;
+  }
+}
 
 Sources open_sources(const std::vector<std::string>& paths, std::optional<Tokenizer> tokenizer,
                      const SourceOptions& options) {
@@ -72,7 +84,8 @@ Sources open_sources(const std::vector<std::string>& paths, std::optional<Tokeni
       if (!sources.tokenizer) sources.tokenizer.emplace();
       const Tokenizer& text = *sources.tokenizer;
       for (const std::string& file : list_text_files({path}))
-        divide(span_of(tokenize_file(file, text), file), options.hold_out, text.bos(), train, sources.val);
+        divide(span_of(tokenize_file(file, text, sources.text), file), options.hold_out, text.bos(), train,
+               sources.val);
     }
   };
   for (const std::string& name : paths) {

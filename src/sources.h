@@ -16,10 +16,20 @@ struct SourceOptions {
   bool hold_out = true;
 };
 
+// Bytes of texts, and words: what stands between white space.
+struct TextSize {
+  int64_t bytes = 0, words = 0;
+  void add(std::string_view text, bool continues);  // continues: the same text goes on
+
+ private:
+  bool in_word_ = false;
+};
+
 struct Sources {
   std::optional<Tokenizer> tokenizer;  // of the text and data sets; none when there are only .bin files
   std::vector<WeightedStream> train;   // one stream, or one for each weighted path
   TokenStream val;
+  TextSize text;  // of the text files
 };
 
 // What --data and --val name: data set directories, .bin shards, text files and directories of them
