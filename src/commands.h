@@ -2,6 +2,7 @@
 #pragma once
 
 #include <CLI/CLI.hpp>
+#include <limits>
 
 namespace prism {
 
@@ -9,6 +10,17 @@ namespace prism {
 struct Exit {
   int code;
 };
+
+// What an option takes: a finite number above 0, or 0 too. CLI11's own message prints the largest double.
+inline CLI::Validator number_above_zero(bool or_zero) {
+  const auto check = [or_zero](const std::string& text) {
+    double x;
+    const bool good = CLI::detail::lexical_cast(text, x) && (or_zero ? x >= 0 : x > 0) &&
+                      x <= std::numeric_limits<double>::max();
+    return good ? "" : (or_zero ? "expected 0 or more, got " : "expected more than 0, got ") + text;
+  };
+  return {check, or_zero ? "0 or more" : "above 0"};
+}
 
 void add_train(CLI::App& app);
 void add_generate(CLI::App& app);

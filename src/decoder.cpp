@@ -68,6 +68,8 @@ std::vector<double> Decoder::feed(std::span<const int32_t> ids) {
 }
 
 int32_t sample(std::span<const double> logits, const Sampling& how, uint64_t index) {
+  for (size_t i = 0; i < logits.size(); ++i)
+    PRISM_CHECK(std::isfinite(logits[i]), "sample: expected finite logits, got ", logits[i], " for id ", i);
   std::vector<int32_t> ids(logits.size());
   std::iota(ids.begin(), ids.end(), 0);
   const auto likelier = [&](int32_t a, int32_t b) {
@@ -94,6 +96,31 @@ int32_t sample(std::span<const double> logits, const Sampling& how, uint64_t ind
   for (size_t i = 0; i < weight.size(); ++i)
     if ((left -= weight[i]) < 0) return ids[i];
   return ids[weight.size() - 1];
+}
+
+void penalise(std::span<double> logits, std::span<const int32_t> seen, double penalty) {
+  std::vector<bool> done(logits.size());
+  for (int32_t id : seen) {
+    const size_t i = static_cast<size_t>(id);
+    if (!done[i]) logits[i] *= logits[i] > 0 ? 1 / penalty : penalty;
+    done[i] = true;
+  }
+}
+
+std::string Stops::next(const std::string& piece) {
+  if (met_) return "";
+  held_ += piece;
+  size_t stop = held_.size(), safe = stop;  // where the first stop string begins; where one may have begun
+  for (const std::string& string : strings_) {
+    stop = std::min(stop, held_.find(string));
+    size_t at = held_.size() - std::min(held_.size(), string.size() - 1);
+    while (!string.starts_with(std::string_view(held_).substr(at))) ++at;
+    safe = std::min(safe, at);
+  }
+  met_ = stop < held_.size();
+  const std::string text = held_.substr(0, met_ ? stop : safe);
+  held_ = met_ ? "" : held_.substr(safe);
+  return text;
 }
 
 }  // namespace prism

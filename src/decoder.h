@@ -4,6 +4,7 @@
 
 #include <memory>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "src/model.h"
@@ -43,9 +44,27 @@ struct Sampling {
   double temperature = 1;
   int64_t top_k = 0;
   double top_p = 1;
+  double repetition_penalty = 1;  // penalise() before each draw
   uint64_t seed = 0;
 };
-// Draw number `index` of the seed's stream.
+// Draw number `index` of the seed's stream. Throws when a logit is not finite.
 int32_t sample(std::span<const double> logits, const Sampling& how, uint64_t index);
+// Each id that was `seen`, once: a positive logit is divided by `penalty`, another one multiplied by it.
+void penalise(std::span<double> logits, std::span<const int32_t> seen, double penalty);
+
+// Cuts text that arrives in pieces before the first of several strings.
+class Stops {
+ public:
+  explicit Stops(std::vector<std::string> strings) : strings_(std::move(strings)) {}
+  // What may be shown so far: not what could still become a stop string, nor anything after one.
+  std::string next(const std::string& piece);
+  std::string finish() { return std::exchange(held_, ""); }  // what was held back
+  bool met() const { return met_; }
+
+ private:
+  std::vector<std::string> strings_;
+  std::string held_;
+  bool met_ = false;
+};
 
 }  // namespace prism
