@@ -148,6 +148,7 @@ std::vector<double> Engine::evaluate(const Batch& batch, DecodeState* state, std
   std::vector<int32_t> rows, targets;
   for (size_t i = 0; i < batch.targets.size(); ++i)
     if (batch.targets[i] >= 0) rows.push_back(static_cast<int32_t>(i)), targets.push_back(batch.targets[i]);
+  if (rows.empty()) rows.push_back(0), targets.push_back(-1);  // not every product takes no rows
   const int64_t n = static_cast<int64_t>(rows.size());
   const Tensor on_rows = ints(kOrder, 0).slice(0, n), on_targets = ints(kTargets, 0).slice(0, n);
   copy_in(model_.device(), on_rows.data, rows.data(), rows.size() * 4);

@@ -13,10 +13,10 @@
 namespace prism {
 
 struct TaskOptions {
-  int64_t batch = 16, seq = 512;                 // rows at once, ids a row and pass: speed only
-  int64_t limit = INT64_MAX;                     // examples, the first ones of the file
-  std::optional<std::string> delimiter;          // between context and continuation; absent: see ask()
-  bool raw_u16 = false;                          // .bin files are uint16 ids without a header
+  int64_t batch = 16, seq = 512;         // rows at once, ids a row and pass: speed only
+  int64_t limit = INT64_MAX;             // examples, the first ones of the file
+  std::optional<std::string> delimiter;  // between context and continuation; absent: as the files mean it
+  bool raw_u16 = false;                  // .bin files are uint16 ids without a header
   std::function<void(int64_t, int64_t)> report;  // (done, all), in ids
 };
 
@@ -27,7 +27,7 @@ std::string task_of(const std::string& path);
 //   loss = mean -log p of an id in nats, perplexity = e^loss, word_perplexity = e^(sum / words),
 //   bits_per_byte = sum / ln 2 / bytes, of the text itself, or for token shards of the text their ids stand
 //   for.
-// A second path's sums are added to `total`, which is what a row for both needs.
+// Adding scores gives that of all the texts together.
 struct TextScore {
   Score score;
   int64_t bytes = 0, words = 0;
