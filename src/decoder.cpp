@@ -4,6 +4,7 @@
 #include <cmath>
 #include <numeric>
 
+#include "kernels/eigen.h"
 #include "kernels/matmul.h"
 #include "src/host.h"
 #include "tensor/rng.h"
@@ -70,32 +71,41 @@ std::vector<double> Decoder::feed(std::span<const int32_t> ids) {
 int32_t sample(std::span<const double> logits, const Sampling& how, uint64_t index) {
   for (size_t i = 0; i < logits.size(); ++i)
     PRISM_CHECK(std::isfinite(logits[i]), "sample: expected finite logits, got ", logits[i], " for id ", i);
+  const auto n = static_cast<int64_t>(logits.size());
+  const int32_t best = static_cast<int32_t>(std::max_element(logits.begin(), logits.end()) - logits.begin());
+  if (how.temperature <= 0) return best;
+  std::vector<double> weight(logits.size());
+  array(weight.data(), n) =
+      ((array(logits.data(), n) - logits[static_cast<size_t>(best)]) / how.temperature).exp();
+  const auto weight_of = [&](int32_t id) { return weight[static_cast<size_t>(id)]; };
+  const auto likelier = [&](int32_t a, int32_t b) {
+    return weight_of(a) > weight_of(b) || (weight_of(a) == weight_of(b) && a < b);
+  };
+  // Only as many ids as may be drawn are put in order.
   std::vector<int32_t> ids(logits.size());
   std::iota(ids.begin(), ids.end(), 0);
-  const auto likelier = [&](int32_t a, int32_t b) {
-    const double x = logits[static_cast<size_t>(a)], y = logits[static_cast<size_t>(b)];
-    return x > y || (x == y && a < b);
-  };
-  if (how.temperature <= 0) return *std::min_element(ids.begin(), ids.end(), likelier);
-  std::sort(ids.begin(), ids.end(), likelier);
-  if (how.top_k > 0 && how.top_k < static_cast<int64_t>(ids.size()))
+  if (how.top_k > 0 && how.top_k < n) {
+    std::nth_element(ids.begin(), ids.begin() + how.top_k, ids.end(), likelier);
     ids.resize(static_cast<size_t>(how.top_k));
-  std::vector<double> weight;
-  const double highest = logits[static_cast<size_t>(ids[0])];
-  for (int32_t id : ids)
-    weight.push_back(std::exp((logits[static_cast<size_t>(id)] - highest) / how.temperature));
-  double total = std::accumulate(weight.begin(), weight.end(), 0.0);
+  }
+  double total = 0;
+  for (const int32_t id : ids) total += weight_of(id);
   if (how.top_p < 1) {  // the fewest of the likeliest ids that hold top_p of the probability
+    const auto less_likely = [&](int32_t a, int32_t b) { return likelier(b, a); };
+    std::make_heap(ids.begin(), ids.end(), less_likely);
+    auto rest = ids.end();
     double kept = 0;
-    size_t n = 0;
-    while (n < weight.size() && kept < how.top_p * total) kept += weight[n++];
-    weight.resize(std::max<size_t>(n, 1));
-    total = std::max(kept, weight[0]);
+    do {
+      std::pop_heap(ids.begin(), rest--, less_likely);
+      kept += weight_of(*rest);
+    } while (rest != ids.begin() && kept < how.top_p * total);
+    ids.erase(ids.begin(), rest);
+    total = kept;
   }
   double left = random_uniform(how.seed, 0x67656e, index) * total;
-  for (size_t i = 0; i < weight.size(); ++i)
-    if ((left -= weight[i]) < 0) return ids[i];
-  return ids[weight.size() - 1];
+  for (const int32_t id : ids)
+    if ((left -= weight_of(id)) < 0) return id;
+  return best;  // what rounding left over
 }
 
 void penalise(std::span<double> logits, std::span<const int32_t> seen, double penalty) {
