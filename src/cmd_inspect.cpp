@@ -1,4 +1,4 @@
-// inspect: what a model consists of, and what its writes do.
+// inspect, report: what a model consists of, what its writes do, how runs went.
 #include <cmath>
 #include <cstdio>
 #include <memory>
@@ -8,6 +8,8 @@
 #include "src/inspect.h"
 #include "src/model_files.h"
 #include "src/page.h"
+#include "src/progress.h"
+#include "src/report.h"
 #include "src/sources.h"
 
 namespace prism {
@@ -100,7 +102,49 @@ void inspect(const Options& o) {
   if (!o.html.empty()) write_page(o.html, {{"name", o.model}, {"inspect", seen}});
 }
 
+// --- report
+
+struct RunsOptions {
+  std::vector<std::string> runs;
+  std::string out;
+  ReportOptions what;
+};
+
+void report(const RunsOptions& o) {
+  Json page = {{"runs", Json::array()}};
+  Progress progress;
+  for (std::string dir : o.runs) {
+    while (dir.size() > 1 && dir.ends_with('/')) dir.pop_back();
+    progress.show(dir);
+    const Json run = describe_run(dir, o.what);
+    for (const Json& note : run["notes"]) progress.keep(dir + ": " + note.get<std::string>());
+    page["runs"].push_back(run);
+  }
+  write_page(o.out, page);
+  progress.keep(cat(o.out, ": ", o.runs.size(), o.runs.size() == 1 ? " run" : " runs"));
+}
+
 }  // namespace
+
+void add_report(CLI::App& app) {
+  const auto o = std::make_shared<RunsOptions>();
+  CLI::App* command =
+      app.add_subcommand("report", "Lay runs side by side in one HTML file that needs nothing else");
+  command->add_option("runs", o->runs, "directories of prism train")->required();
+  command->add_option("--out", o->out, "HTML file to write")->required();
+  command->add_option(
+      "--inspect", o->what.inspect,
+      "data to look at each model's writes on, as inspect does; else a run's own inspect.json is shown");
+  command->add_option("--tokens", o->what.tokens, "length of each model's sample; 0: none")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  command->add_option("--prompt", o->what.prompt, "what the samples go on from");
+  command->footer(
+      "A run's eval*.json (prism eval --json) and inspect.json (prism inspect --json) are shown when they "
+      "lie in it.\n"
+      "Example: prism report runs/first runs/second --out report.html --inspect README.md");
+  command->callback([o] { report(*o); });
+}
 
 void add_inspect(CLI::App& app) {
   const auto o = std::make_shared<Options>();

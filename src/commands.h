@@ -29,6 +29,7 @@ void add_tokenize(CLI::App& app);  // and tokenize train
 void add_detokenize(CLI::App& app);
 void add_init(CLI::App& app);
 void add_inspect(CLI::App& app);
+void add_report(CLI::App& app);
 void add_grad(CLI::App& app);
 void add_diff(CLI::App& app);
 void add_gradcheck(CLI::App& app);

@@ -24,7 +24,7 @@ std::string cut_to(const std::string& path, int64_t step) {
 
 }  // namespace
 
-std::vector<nlohmann::ordered_json> read_log(const std::string& path) {
+std::vector<nlohmann::ordered_json> read_log(const std::string& path, int64_t* broken) {
   std::vector<nlohmann::ordered_json> objects;
   if (!std::filesystem::exists(path)) return objects;
   std::istringstream lines(read_text(path, kMostBytes));
@@ -32,6 +32,8 @@ std::vector<nlohmann::ordered_json> read_log(const std::string& path) {
     auto object = nlohmann::ordered_json::parse(line, nullptr, false);
     if (object.is_object() && object.contains("step") && object["step"].is_number())
       objects.push_back(std::move(object));
+    else if (broken)
+      ++*broken;
   }
   return objects;
 }

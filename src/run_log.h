@@ -22,8 +22,8 @@ class RunLog {
   File file_;
 };
 
-// The lines of a log that are objects with a step; none when there is no file.
-std::vector<nlohmann::ordered_json> read_log(const std::string& path);
+// The lines of a log that are objects with a step; none when there is no file. `broken` counts the others.
+std::vector<nlohmann::ordered_json> read_log(const std::string& path, int64_t* broken = nullptr);
 
 // Draws the training and validation loss of a log.jsonl as an SVG for light and dark pages.
 void draw_losses(const std::string& log_path, const std::string& svg_path);
