@@ -6,8 +6,8 @@
 
 #include "src/decoder.h"
 #include "src/inspect.h"
+#include "src/model_files.h"
 #include "src/run_log.h"
-#include "src/train_state.h"
 
 namespace prism {
 
@@ -95,15 +95,19 @@ void add_model(Json& run, const std::string& dir, const ReportOptions& o) {
   run["parameters"] = Model(config).parameters().count();
   const Json keys = Json::parse(to_json(config));
   for (const auto& [key, value] : keys.items()) run["settings"][key] = setting(value);
-  if (fs::exists(newest + "/trainer_state.json")) {
-    const TrainSettings s = read_state(newest).settings;
-    run["tokens_per_step"] = s.recipe.batch * s.recipe.seq * s.recipe.accumulate;
-    for_each_setting(s, [&](const char* name, const auto& value, const char*) {
-      run["settings"][std::string("--") + name] = setting(value);
-    });
-  } else {
-    run["notes"].push_back("no trainer_state.json: its tokens and time are not known");
-  }
+  // Read as it stands, not by read_state(): runs of another version, with other settings, have their place
+  // here.
+  const std::string path = newest + "/trainer_state.json";
+  const Json state = fs::exists(path) ? Json::parse(read_text(path, kMostBytes), nullptr, false) : Json();
+  const Json settings = state.is_object() ? state.value("settings", Json::object()) : Json::object();
+  int64_t tokens = 1;
+  for (const char* factor : {"batch", "seq", "accumulate"})
+    tokens *= settings.contains(factor) && settings[factor].is_number() ? settings[factor].get<int64_t>() : 0;
+  for (const auto& [key, value] : settings.items()) run["settings"]["--" + key] = setting(value);
+  if (tokens > 0)
+    run["tokens_per_step"] = tokens;
+  else
+    run["notes"].push_back("no trainer_state.json that says its batch: its tokens and time are not known");
   if (o.tokens == 0 && o.inspect.empty()) return;
   const std::unique_ptr<Model> model = load_model(newest, Device::cpu, DType::f32, false);
   if (!o.inspect.empty()) run["inspect"] = inspect_data(*model, newest, o.inspect, {});

@@ -74,6 +74,9 @@ TEST_CASE("report: two runs side by side, from their logs, models, tables and sa
     dir.write(run + "/log.jsonl", std::string(kLine) + "{\"step\": 30, \"lo");  // as a kill leaves it
     dir.write(run + "/eval-a.json", R"({"results": [{"task": "ppl", "file": "/x/a.txt", "loss": 1.5}]})");
     dir.write(run + "/eval-b.json", "[]");
+    if (rank == 3)
+      dir.write(run + "/trainer_state.json",
+                R"({"settings": {"batch": 8, "seq": 64, "accumulate": 2, "data": ["a"]}})");
   }
   o.inspect = {dir.write("text.txt", std::string(300, 'a') + "bcd")};
   for (const int64_t rank : {1, 3}) {
@@ -86,9 +89,15 @@ TEST_CASE("report: two runs side by side, from their logs, models, tables and sa
     CHECK(run["settings"]["rank"] == rank);
     CHECK(run["inspect"]["layers"][0]["writes"].size() == static_cast<size_t>(rank));
     CHECK(run["sample"]["prompt"] == "a<b");
-    CHECK(run["notes"] == Json({"log.jsonl: 1 of 3 lines left out: cut short, or not an object with a step",
-                                "eval-b.json: expected a table as of prism eval --json; left out",
-                                "no trainer_state.json: its tokens and time are not known"}));
+    Json notes = {"log.jsonl: 1 of 3 lines left out: cut short, or not an object with a step",
+                  "eval-b.json: expected a table as of prism eval --json; left out"};
+    if (rank == 3) {
+      CHECK(run["tokens_per_step"] == 1024);
+      CHECK(run["settings"]["--data"] == "[\"a\"]");
+    } else {
+      notes.push_back("no trainer_state.json that says its batch: its tokens and time are not known");
+    }
+    CHECK(run["notes"] == notes);
     CHECK(page_of(dir, {{"runs", Json::array({run})}}).find("a\\u003cb") != std::string::npos);
   }
 }
