@@ -80,6 +80,14 @@ struct ScanInputs {
 };
 Var scan(Tape& tape, const ScanInputs& in, const Sequences& seq);
 
+// kernels/attention.h: qkv [n, q | k | v of H W columns each] -> o [n, H W]. q and k are turned by their
+// positions in place: no other op may read qkv, nor may it be a temporary.
+struct KeyValues {
+  Tensor keys, values;  // [B,capacity,H,W], or absent
+  Tensor past;          // [B] i32
+};
+Var attention(Tape& tape, Var qkv, int64_t H, const Sequences& seq, const KeyValues& cache);
+
 // RMSNorm over each head's V of o, times weight [V], times SiLU(gate) -> temporary [n, H V]
 Var gated_norm(Tape& tape, Var o, Columns gate, Var weight, double eps);
 

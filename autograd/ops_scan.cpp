@@ -1,6 +1,7 @@
-// The ops around the scan: the solver's writes and directions, the scan itself, and the loss.
+// The ops around the scan: the solver's writes and directions, the scan itself, attention, and the loss.
 #include "autograd/op_helpers.h"
 #include "autograd/ops.h"
+#include "kernels/attention.h"
 #include "kernels/elementwise.h"
 #include "kernels/loss.h"
 #include "kernels/matmul.h"
@@ -162,6 +163,51 @@ Var scan(Tape& tape, const ScanInputs& in, const Sequences& seq) {
     });
     tape.settle(in.q, dq), tape.settle(in.k, dk), tape.settle(in.kappa, dkappa);
     tape.settle(in.w, dw), tape.settle(in.beta, dbeta), tape.settle(in.g, dg);
+  });
+  return o;
+}
+
+Var attention(Tape& tape, Var qkv, int64_t H, const Sequences& seq, const KeyValues& cache) {
+  const int64_t n = seq.n(), columns = qkv->value.shape[-1] / 3, W = columns / H;
+  check_shape("attention: qkv", qkv, {n, 3 * H * W});
+  PRISM_CHECK(W % 2 == 0, "attention: expected heads of even width, got ", W);
+  const auto turn = [=, &tape](Tensor x, bool inverse) {  // the columns q | k
+    tape.run([&]<class T>(Tag<T>) {
+      rotary<T>(tape.device(), {.x = rows<T>(x),
+                                .start = seq.start.ptr<int32_t>(),
+                                .past = cache.past.ptr<int32_t>(),
+                                .B = seq.B,
+                                .T_len = seq.T,
+                                .heads = 2 * H,
+                                .W = W,
+                                .inverse = inverse});
+    });
+  };
+  const Var o = tape.make({n, columns}), lse = tape.make(tape.acc(), {seq.B, H, seq.T});
+  const auto args = [=]<class T>(Tag<T>) {
+    AttentionArgs<T> a;
+    a.o = ptr<T>(o), a.lse = ptr<acc_t<T>>(lse), a.start = seq.start.ptr<int32_t>();
+    a.q = values<T>({qkv, 0, columns}), a.k = values<T>({qkv, columns, columns});
+    a.v = values<T>({qkv, 2 * columns, columns});
+    a.B = seq.B, a.T_len = seq.T, a.H = H, a.W = W;
+    if (cache.keys)
+      a.cache = {cache.keys.ptr<T>(), cache.values.ptr<T>(), cache.past.ptr<int32_t>(), cache.keys.shape[1]};
+    return a;
+  };
+  turn(qkv->value, false);
+  tape.run([&]<class T>(Tag<T> tag) { attention_forward<T>(tape.device(), args(tag)); });
+  tape.on_reverse([=, &tape] {
+    const Tensor d_o = tape.grad(o), dqkv = tape.grad_target(qkv);
+    Tape::Scratch scratch(tape);
+    const Tensor delta = tape.scratch(tape.acc(), {seq.B, H, seq.T});
+    tape.run([&]<class T>(Tag<T> tag) {
+      AttentionGrads<T> g;
+      g.dq = rows<T>(dqkv, {qkv, 0, columns}), g.dk = rows<T>(dqkv, {qkv, columns, columns});
+      g.dv = rows<T>(dqkv, {qkv, 2 * columns, columns}), g.delta = delta.ptr<acc_t<T>>();
+      g.d_o = d_o.ptr<T>();
+      attention_backward<T>(tape.device(), args(tag), g);
+    });
+    turn(dqkv, true);
   });
   return o;
 }

@@ -7,6 +7,7 @@
 #include <map>
 #include <nlohmann/json.hpp>
 
+#include "kernels/attention.h"
 #include "kernels/matmul.h"
 #include "kernels/scan.h"
 #include "src/decoder.h"
@@ -52,12 +53,25 @@ Buffer numbers(Device device, DType dtype, int64_t n, double low, double high) {
   return memory;
 }
 
+// The arguments of a kernel timed alone.
+struct Operands {
+  Device device;
+  std::vector<Buffer> buffers = {};
+  template <class X>
+  void take(X*& pointer, int64_t count, double low, double high) {
+    if (count == 0) return;
+    buffers.push_back(numbers(device, dtype_of<std::remove_const_t<X>>, count, low, high));
+    pointer = reinterpret_cast<X*>(buffers.back().data());
+  }
+};
+
 class Bench {
  public:
   explicit Bench(const BenchOptions& options) : o_(options), cuda_(options.device == Device::cuda) {}
 
   void train(const std::string& preset);
   void scan(const std::string& sizes);
+  void attention(const std::string& sizes);
   void linearity();
   void generate(const std::string& preset, int64_t tokens);
   void header() {
@@ -68,13 +82,15 @@ class Bench {
  private:
   void row(const Json& row);
   void measure_products();
-  void profile(const Model& model, int64_t tokens, const std::function<void()>& step);
-  struct ScanTimes {
+  void profile(const Model& model, const Batch& batch, const std::function<void()>& step);
+  struct Times {
     double forward, both;  // milliseconds
   };
-  ScanTimes time_scan(int64_t B, int64_t T, int64_t H, int64_t K, int64_t V, int64_t L) const;
+  Times time_scan(int64_t B, int64_t T, int64_t H, int64_t K, int64_t V, int64_t L) const;
   template <class T>
-  ScanTimes time_scan(ScanArgs<T> args) const;
+  Times time_scan(ScanArgs<T> args) const;
+  template <class T>
+  Times time_attention(AttentionArgs<T> args) const;
 
   BenchOptions o_;
   bool cuda_;
@@ -123,16 +139,26 @@ void Bench::measure_products() {
 double scan_flops(int64_t H, int64_t K, int64_t V, int64_t L) {  // a token and layer, forward and reverse
   return 6 * real(K * V * (3 + L) * H);
 }
+double attention_flops(int64_t columns, int64_t T) {  // the same; on average a token sees half of its row
+  return 6 * real(columns * T);
+}
 int64_t rank_of(const Config& c, int64_t layer) { return c.mixer(layer).starts_with("prism") ? c.rank : 1; }
 
-double model_flops(const Model& model) {  // a token
+int64_t attention_layers(const Config& c) {
+  int64_t count = 0;
+  for (int64_t i = 0; i < c.num_hidden_layers; ++i) count += c.mixer(i) == "attention";
+  return count;
+}
+
+double model_flops(const Model& model, int64_t T) {  // a token
   const Config& c = model.config();
   double flops = 0;
   for (const Parameter& p : model.parameters().list())
     if (p.decays && (c.tie_word_embeddings || p.name != "model.embeddings.weight"))
       flops += 6 * real(p.shape.numel());
   for (int64_t i = 0; i < c.num_hidden_layers; ++i)
-    flops += scan_flops(c.num_heads, c.head_dim, c.value_dim(), rank_of(c, i));
+    flops += c.mixer(i) == "attention" ? attention_flops(c.hidden_size, T)
+                                       : scan_flops(c.num_heads, c.head_dim, c.value_dim(), rank_of(c, i));
   return flops;
 }
 
@@ -140,33 +166,38 @@ double model_flops(const Model& model) {  // a token
 struct Cost {
   double bytes = 0, flops = 0;
 };
-std::map<std::string, Cost> step_costs(const Model& model, int64_t tokens) {
+std::map<std::string, Cost> step_costs(const Model& model, int64_t tokens, int64_t T) {
   const Config& c = model.config();
   const double n = real(tokens), D = real(c.hidden_size), F = real(c.feed_forward());
   const double HK = real(c.num_heads * c.head_dim), HV = real(c.num_heads * c.value_dim());
   const double L = real(rank_of(c, 0)), channels = 2 * HK + HV + (L > 1 ? D : 0);
-  const double scan =
-      n * real(c.num_hidden_layers) * scan_flops(c.num_heads, c.head_dim, c.value_dim(), rank_of(c, 0));
-  const double products = n * model_flops(model) - scan;
+  const double attending = real(attention_layers(c)), scanning = real(c.num_hidden_layers) - attending;
+  const double scan = n * scanning * scan_flops(c.num_heads, c.head_dim, c.value_dim(), rank_of(c, 0));
+  const double attention = n * attending * attention_flops(c.hidden_size, T);
+  const double products = n * model_flops(model, T) - scan - attention;
   const double bytes = real(size_of(model.dtype()));
-  const double b = n * real(c.num_hidden_layers) * bytes;  // one column in every layer
-  const double in = (1 + L) * HK + L * HV;                 // columns the scan reads
+  // One column in every layer; in those of each kind.
+  const double b = n * real(c.num_hidden_layers) * bytes, s = n * scanning * bytes, t = n * attending * bytes;
+  const double in = (1 + L) * HK + L * HV;  // columns the scan reads
   return {{"matmul", {0, products * 2 / 3}},
           {"matmul_acc", {0, products / 3}},
-          {"conv_forward", {b * 2 * channels, 0}},
-          {"conv_backward", {b * 3 * channels, 0}},
+          {"conv_forward", {s * 2 * channels, 0}},
+          {"conv_backward", {s * 3 * channels, 0}},
           {"add_norm_forward", {b * (L > 1 ? 10 : 8) * D, 0}},
           {"add_norm_backward", {b * (L > 1 ? 9 : 10) * D, 0}},
-          {"gated_norm_forward", {b * 3 * HV, 0}},
-          {"gated_norm_backward", {b * 6 * HV, 0}},
+          {"gated_norm_forward", {s * 3 * HV, 0}},
+          {"gated_norm_backward", {s * 6 * HV, 0}},
           {"swiglu_forward", {b * 3 * F, 0}},
           {"swiglu_backward", {b * 6 * F, 0}},
-          {"solver_forward", {b * 4 * L * HV, 0}},
-          {"solver_backward", {b * 3 * L * HV, 0}},
-          {"l2norm_forward", {b * 4 * (L - 1) * HK, 0}},
-          {"l2norm_backward", {b * 3 * (L - 1) * HK, 0}},
-          {"scan_forward", {b * (in + HV), scan / 3}},
-          {"scan_backward", {b * (2 * in + HV), scan * 2 / 3}},
+          {"solver_forward", {s * 4 * L * HV, 0}},
+          {"solver_backward", {s * 3 * L * HV, 0}},
+          {"l2norm_forward", {s * 4 * (L - 1) * HK, 0}},
+          {"l2norm_backward", {s * 3 * (L - 1) * HK, 0}},
+          {"scan_forward", {s * (in + HV), scan / 3}},
+          {"scan_backward", {s * (2 * in + HV), scan * 2 / 3}},
+          {"rotary", {t * 8 * D, 0}},
+          {"attention_forward", {t * 4 * D, attention / 3}},
+          {"attention_backward", {t * 8 * D, attention * 2 / 3}},
           {"cross_entropy", {n * bytes * 2 * real(c.vocab_size), 0}},
           {"adamw", {real(model.parameters().size()) * 28, 0}}};
 }
@@ -178,7 +209,7 @@ struct Call {
 };
 std::vector<Call> profiled;
 
-void Bench::profile(const Model& model, int64_t tokens, const std::function<void()>& step) {
+void Bench::profile(const Model& model, const Batch& batch, const std::function<void()>& step) {
   profiled.clear();
   kernel_hook = [](const char* kernel, Device device, bool before) {
     if (before)
@@ -198,7 +229,7 @@ void Bench::profile(const Model& model, int64_t tokens, const std::function<void
   std::vector<std::pair<std::pair<double, int>, std::string>> sorted;
   for (const auto& [kernel, sum] : sums) sorted.push_back({sum, kernel});
   std::sort(sorted.rbegin(), sorted.rend());
-  std::map<std::string, Cost> costs = step_costs(model, tokens);
+  std::map<std::string, Cost> costs = step_costs(model, batch.scored, batch.T);
   for (const auto& [sum, kernel] : sorted) {
     const auto& [ms, count] = sum;
     row({{"kernel", kernel},
@@ -239,11 +270,11 @@ void Bench::train(const std::string& preset) {
   step();
   const double ms = median(o_.device, o_.steps ? o_.steps : cuda_ ? 8 : 5, step);
   measure_products();
-  const double rate = model_flops(model) * real(batch.scored) / ms * 1e3;
+  const double rate = model_flops(model, batch.T) * real(batch.scored) / ms * 1e3;
   const size_t bytes = engine.arena_bytes() + engine.input_bytes() + model.parameters().bytes();
   if (o_.profile) {
     engine.use_graph = false;
-    profile(model, batch.scored, step);
+    profile(model, batch, step);
   }
   row({{"preset", preset},
        {"batch", batch.B},
@@ -257,17 +288,15 @@ void Bench::train(const std::string& preset) {
        {"first_step_s", first}});
 }
 
-// --- the scan alone
+// --- the scan and attention alone
 
 template <class T>
-Bench::ScanTimes Bench::time_scan(ScanArgs<T> a) const {
+Bench::Times Bench::time_scan(ScanArgs<T> a) const {
   const int64_t n = a.B * a.T_len * a.H;
   const double key = std::sqrt(3 / real(a.K));  // length 1 on average
-  std::vector<Buffer> buffers;
-  const auto take = [&]<class X>(X*& pointer, int64_t count, double low, double high) {
-    if (count == 0) return;
-    buffers.push_back(numbers(o_.device, dtype_of<std::remove_const_t<X>>, count, low, high));
-    pointer = reinterpret_cast<X*>(buffers.back().data());
+  Operands operands{o_.device};
+  const auto take = [&](auto*& pointer, int64_t count, double low, double high) {
+    operands.take(pointer, count, low, high);
   };
   ScanGrads<T> d;
   take(a.o, n * a.V, 0, 1), take(a.q, n * a.K, -key, key), take(a.k, n * a.K, -key, key);
@@ -285,8 +314,8 @@ Bench::ScanTimes Bench::time_scan(ScanArgs<T> a) const {
           median(o_.device, 5, [&] { forward(), scan_backward(o_.device, reverse, d); })};
 }
 
-Bench::ScanTimes Bench::time_scan(int64_t B, int64_t T, int64_t H, int64_t K, int64_t V, int64_t L) const {
-  ScanTimes times{};
+Bench::Times Bench::time_scan(int64_t B, int64_t T, int64_t H, int64_t K, int64_t V, int64_t L) const {
+  Times times{};
   dispatch(o_.dtype, [&]<class X>(Tag<X>) {
     if constexpr (on_cpu<X> || on_cuda<X>) {
       ScanArgs<X> a;
@@ -303,7 +332,7 @@ void Bench::scan(const std::string& sizes) {
   if (read != 6 || std::min({B, T, H, K, V, L}) < 1)
     throw UsageError(cat("--scan: expected B:T:H:K:V:rank, got ", sizes));
   if (products_ == 0) header();
-  const ScanTimes t = time_scan(B, T, H, K, V, L);
+  const Times t = time_scan(B, T, H, K, V, L);
   const double flops = scan_flops(H, K, V, L) * real(B * T);
   row({{"scan", sizes},
        {"forward_ms", t.forward},
@@ -312,9 +341,48 @@ void Bench::scan(const std::string& sizes) {
        {"share_of_GEMM", flops / t.both * 1e3 / products_}});
 }
 
+template <class T>
+Bench::Times Bench::time_attention(AttentionArgs<T> a) const {
+  const int64_t n = a.B * a.T_len, columns = a.H * a.W;
+  Operands operands{o_.device};
+  const auto fused = [&](auto& q, auto& k, auto& v) {  // one matrix
+    operands.take(q.data, n * 3 * columns, -1, 1);
+    q.stride = 3 * columns;
+    k = {q.data + columns, q.stride}, v = {q.data + 2 * columns, q.stride};
+  };
+  AttentionGrads<T> d;
+  fused(a.q, a.k, a.v), fused(d.dq, d.dk, d.dv);
+  operands.take(a.o, n * columns, 0, 1), operands.take(d.d_o, n * columns, -1, 1);
+  operands.take(a.lse, n * a.H, 0, 1), operands.take(d.delta, n * a.H, 0, 1);
+  const auto forward = [&] { attention_forward(o_.device, a); };
+  return {median(o_.device, 5, forward),
+          median(o_.device, 5, [&] { forward(), attention_backward(o_.device, a, d); })};
+}
+
+void Bench::attention(const std::string& sizes) {
+  long long B = 0, T = 0, H = 0, W = 0;
+  if (std::sscanf(sizes.c_str(), "%lld:%lld:%lld:%lld", &B, &T, &H, &W) != 4 || std::min({B, T, H, W}) < 1)
+    throw UsageError(cat("--attention: expected B:T:H:width, got ", sizes));
+  if (products_ == 0) header();
+  Times t{};
+  dispatch(o_.dtype, [&]<class X>(Tag<X>) {
+    if constexpr (on_cpu<X> || on_cuda<X>) {
+      AttentionArgs<X> a;
+      a.B = B, a.T_len = T, a.H = H, a.W = W;
+      t = time_attention(a);
+    }
+  });
+  const double flops = attention_flops(H * W, T) * real(B * T);
+  row({{"attention", sizes},
+       {"forward_ms", t.forward},
+       {"forward_backward_ms", t.both},
+       {"forward_GFLOP/s", flops / 3 / t.forward * 1e-6},
+       {"GFLOP/s", flops / t.both * 1e-6}});
+}
+
 // The time of one long row over that of as many tokens in eight rows.
 void Bench::linearity() {
-  const ScanTimes one = time_scan(1, 16384, 4, 64, 128, 1), eight = time_scan(8, 2048, 4, 64, 128, 1);
+  const Times one = time_scan(1, 16384, 4, 64, 128, 1), eight = time_scan(8, 2048, 4, 64, 128, 1);
   row({{"linearity", "1 x 16384 / 8 x 2048"},
        {"forward", one.forward / eight.forward},
        {"forward_backward", one.both / eight.both}});
@@ -338,13 +406,15 @@ void Bench::generate(const std::string& preset, int64_t tokens) {
 
 void bench(const BenchOptions& options) {
   BenchOptions o = options;
-  const bool cuda = o.device == Device::cuda, all = o.presets.empty() && o.scans.empty() && o.generate == 0;
+  const bool cuda = o.device == Device::cuda,
+             all = o.presets.empty() && o.scans.empty() && o.attentions.empty() && o.generate == 0;
   if (all) {
     o.presets = cuda ? std::vector<std::string>{"gdn-119m", "prism-124m"}
                      : std::vector<std::string>{"tiny", "gdn-15m", "prism-15m"};
     o.scans =
         cuda ? std::vector<std::string>{"32:2048:4:128:256:1", "32:2048:4:128:256:3", "1:65536:4:128:256:1"}
              : std::vector<std::string>{"1:2048:4:64:128:1", "1:2048:4:64:128:3"};
+    o.attentions = {cuda ? "32:2048:12:64" : "1:1024:4:64"};
     o.profile = true;
   }
   for (const std::string& name : o.presets) find_preset(name);
@@ -353,6 +423,7 @@ void bench(const BenchOptions& options) {
   for (const std::string& preset : o.presets)
     if (o.generate == 0) bench.train(preset);
   for (const std::string& sizes : o.scans) bench.scan(sizes);
+  for (const std::string& sizes : o.attentions) bench.attention(sizes);
   if (all) bench.linearity();
   for (const std::string& preset : o.presets)
     if (all || o.generate > 0) bench.generate(preset, o.generate ? o.generate : 64);

@@ -12,8 +12,9 @@ struct BenchOptions {
   Device device = Device::cpu;
   DType dtype = DType::f32;
   // What to measure: training steps of presets, or one stream of `generate` tokens by each of them, or scans
-  // (B:T:H:K:V:rank). Nothing named: all three, in sizes that fit the device, and each kernel of the steps.
-  std::vector<std::string> presets, scans;
+  // (B:T:H:K:V:rank), or attention (B:T:H:W). Nothing named: all four, in sizes that fit the device, and each
+  // kernel of the steps.
+  std::vector<std::string> presets, scans, attentions;
   int64_t generate = 0;
   bool profile = false;
   int64_t batch = 0, seq = 0, steps = 0;  // of a training step, and how many; 0: what fits the device

@@ -40,10 +40,11 @@ void add_bench(CLI::App& app) {
   };
   const auto o = std::make_shared<Options>();
   CLI::App* command =
-      app.add_subcommand("bench", "Measure training, the scan and generation on this machine");
+      app.add_subcommand("bench", "Measure training, the scan, attention and generation on this machine");
   add_device_options(*command, o->device);
   command->add_option("--preset", o->bench.presets, "train these; nothing named: a choice of everything");
   command->add_option("--scan", o->bench.scans, "time the scan alone in these sizes, B:T:H:K:V:rank");
+  command->add_option("--attention", o->bench.attentions, "time attention alone in these sizes, B:T:H:width");
   command->add_flag("--profile", o->bench.profile, "each kernel of a step");
   command->add_flag("--json", o->bench.json, "an object a row");
   const auto count = [&](const char* name, int64_t& value, const char* what) {
@@ -56,7 +57,8 @@ void add_bench(CLI::App& app) {
   command->footer(
       "A share of GEMM is model FLOPs over this machine's best rate of square products; a token's model "
       "FLOPs\n"
-      "are 6 times the matrix parameters (head once) plus 6 K V (3 + rank) H a layer.\n"
+      "are 6 times the matrix parameters (head once) plus 6 K V (3 + rank) H a layer, or 6 T D of "
+      "attention.\n"
       "Example: prism bench --preset tiny --profile\n"
       "         prism bench --scan 1:2048:4:64:128:3 --json");
   command->callback([o] {

@@ -30,6 +30,7 @@ void for_each_key(C& c, Visit visit) {
   visit("num_hidden_layers", c.num_hidden_layers, 1);
   visit("num_heads", c.num_heads, 1);
   visit("head_dim", c.head_dim, 1);
+  visit("attention_heads", c.attention_heads, 0);
   visit("expand_v", c.expand_v, 0);
   visit("intermediate_size", c.intermediate_size, 0);
   visit("hidden_ratio", c.hidden_ratio, 0);
@@ -136,6 +137,10 @@ void check_mixers(const Config& c, const std::string& where) {
   if (contains(c.mixers, "prism-loop") && HV != c.hidden_size)
     fail(where, "hidden_size", cat("num_heads x head_dim x expand_v = ", HV, " as prism-loop needs"),
          cat(c.hidden_size));
+  const int64_t heads = c.attention_head_count();
+  if (contains(c.mixers, "attention") && c.hidden_size % (2 * heads) != 0)
+    fail(where, "hidden_size", cat("a multiple of twice the ", heads, " heads of attention"),
+         cat(c.hidden_size));
 }
 
 // A switch must change the model, so some layer's mixer must have it; in a mixed model the other layers stay
@@ -174,7 +179,8 @@ int64_t Config::feed_forward() const {
 bool Config::ablated(std::string_view name) const { return contains(ablations, name); }
 
 const Names& mixer_names() {
-  static const Names names = {"linear", "retnet", "mamba2", "deltanet", "gdn", "prism", "prism-loop"};
+  static const Names names = {"linear", "retnet", "mamba2",     "deltanet",
+                              "gdn",    "prism",  "prism-loop", "attention"};
   return names;
 }
 

@@ -18,6 +18,7 @@ struct Config {
   int64_t num_hidden_layers = 21;
   int64_t num_heads = 6;          // H
   int64_t head_dim = 256;         // K
+  int64_t attention_heads = 0;    // of attention layers, each of width D / heads; 0: num_heads
   double expand_v = 2;            // V / K
   int64_t intermediate_size = 0;  // F; 0 (null in the file): 256 ceil(floor(D hidden_ratio 2/3) / 256)
   double hidden_ratio = 4;
@@ -40,7 +41,8 @@ struct Config {
 
   int64_t value_dim() const {
     return static_cast<int64_t>(static_cast<double>(head_dim) * expand_v + 0.5);
-  }                              // V
+  }  // V
+  int64_t attention_head_count() const { return attention_heads ? attention_heads : num_heads; }
   int64_t feed_forward() const;  // F
   const std::string& mixer(int64_t layer) const {
     return mixers.size() == 1 ? mixers[0] : mixers.at(static_cast<size_t>(layer));
@@ -49,12 +51,12 @@ struct Config {
   bool operator==(const Config&) const = default;
 };
 
-// The mixers this engine has: linear, retnet, mamba2, deltanet, gdn, prism, prism-loop.
+// The mixers this engine has: linear, retnet, mamba2, deltanet, gdn, prism, prism-loop, attention.
 const std::vector<std::string>& mixer_names();
 
 // Throws one line (key, expected, got) when the parts don't fit: unknown mixer or ablation, an ablation that
-// no mixer of the model has, more than one key switch, prism-loop with H V != D, sizes < 1, a mixer list of
-// another length than the layers.
+// no mixer of the model has, more than one key switch, prism-loop with H V != D, attention heads that do not
+// divide D evenly, sizes < 1, a mixer list of another length than the layers.
 void validate(const Config& config);
 
 // `where` names the file in errors. Reading validates; flash-linear-attention's keys that would change the

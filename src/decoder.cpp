@@ -41,6 +41,7 @@ void Decoder::run(int64_t T, bool last) {
   arena_->reset();
   Tape tape(*arena_, model_.dtype(), false);
   const Inputs in{{1, T, {}}, {inputs_.data(), {T}, DType::i32, model_.device()}, {}};
+  state_.open(T);
   const Var xn = model_.forward(tape, in, &state_);
   if (!last) return;
   const Var head = model_.head(tape);

@@ -1,5 +1,6 @@
 // Decoding (SPEC section 7): the recurrent state is carried along, so a token costs the same time and memory
-// at any position.
+// at any position. Attention layers keep every key and value: memory and a token's time grow with the
+// position.
 #pragma once
 
 #include <memory>

@@ -153,6 +153,7 @@ std::vector<double> Engine::evaluate(const Batch& batch, DecodeState* state, std
   const Tensor on_rows = ints(kOrder, 0).slice(0, n), on_targets = ints(kTargets, 0).slice(0, n);
   copy_in(model_.device(), on_rows.data, rows.data(), rows.size() * 4);
   copy_in(model_.device(), on_targets.data, targets.data(), targets.size() * 4);
+  if (state) state->open(T_, batch.start);
   arena_->reset();
   Tape tape(*arena_, model_.dtype(), false);
   const Var x = score(tape, model_, inputs(0), state, on_rows, on_targets, row_loss_.slice(0, n));

@@ -71,8 +71,8 @@ Score evaluate(Model& model, const TokenStream& stream, int32_t bos, int64_t B, 
     for (int64_t b = 0; b < B; ++b) {
       const Lane& lane = lanes[static_cast<size_t>(b)];
       fill_row(batch, b, stream, lane, bos, model.config().vocab_size, marks, score);
-      // A row whose first token opens a document goes on from nothing.
-      if (lane.begin < lane.end && batch.tokens[static_cast<size_t>(b * T)] == bos) state.reset_row(b);
+      // A row whose first token opens a document goes on from nothing; one that has ended keeps nothing.
+      if (lane.begin >= lane.end || batch.tokens[static_cast<size_t>(b * T)] == bos) state.reset_row(b);
     }
     const std::vector<double> losses = engine.evaluate(batch, &state, marks ? &likeliest : nullptr);
     for (size_t i = 0; i < n; ++i) {

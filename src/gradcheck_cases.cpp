@@ -139,6 +139,12 @@ void check_scan(Trial& t, const Sizes& s, bool erase, bool decay, int64_t L) {
   t.output("o", scan(t.tape, in, t.sequences(s)));
 }
 
+void check_attention(Trial& t, const Sizes& s) {
+  const int64_t width = s.K + s.K % 2;
+  const Var qkv = t.activation("qkv", {s.n(), 3 * s.H * width});
+  t.output("o", attention(t.tape, qkv, s.H, t.sequences(s), {}));
+}
+
 void check_gated_norm(Trial& t, const Sizes& s) {
   const int64_t HV = s.H * s.V;
   const Var o = t.activation("o", {s.n(), HV}), gate = t.activation("gate", {s.n(), HV + kUnread});
@@ -199,6 +205,7 @@ std::vector<OpCase> op_cases() {
       {"scan, no decay", with(check_scan, true, false, int64_t{1})},
       {"scan, no erasure", with(check_scan, false, true, int64_t{1})},
       {"scan, neither", with(check_scan, false, false, int64_t{1})},
+      {"attention", check_attention},
       {"gated_norm", check_gated_norm},
       {"swiglu",
        [](Trial& t, const Sizes& s) {

@@ -23,6 +23,7 @@ std::vector<ModelCase> model_cases(bool aligned) {
   base.vocab_size = aligned ? 40 : 11, base.num_hidden_layers = 2, base.num_heads = aligned ? 4 : 2;
   base.hidden_size = aligned ? 64 : 10, base.head_dim = aligned ? 16 : 11;
   base.expand_v = aligned ? 1 : 5.0 / 11;  // H V = D, for prism-loop
+  base.attention_heads = 1;                // of width D: 64 where aligned, which the card's fast kernels take
   base.intermediate_size = aligned ? 48 : 7, base.solver_dim = aligned ? 8 : 3;
   // Norms of numbers near 0 bend faster than differences can follow.
   base.norm_eps = 0.1, base.tie_word_embeddings = true;
@@ -55,6 +56,7 @@ std::vector<ModelCase> model_cases(bool aligned) {
   for (const char* name : {"no_gelu", "no_anchor", "no_gain"})
     add(cat("prism-loop, ", name), "prism-loop", 2, ablation(name));
   add("linear, then prism", "prism", 2, [](Config& c) { c.mixers = {"linear", "prism"}; });
+  add("prism, then attention", "prism", 2, [](Config& c) { c.mixers = {"prism", "attention"}; });
   return cases;
 }
 

@@ -2,6 +2,7 @@
 // what each op computes; the reverse pass is theirs.
 #include "src/model.h"
 
+#include <algorithm>
 #include <cmath>
 
 namespace prism {
@@ -52,8 +53,10 @@ Var Model::forward(Tape& tape, const Inputs& in, DecodeState* state, std::vector
       const Normed n = add_norm(tape, x, y, weight(tape, layer.attn_norm), config_.norm_eps);
       if (outputs && i > 0) outputs->push_back(n.sum);
       x = n.sum;
-      y = layer.mixer == "prism-loop" ? mix_loop(tape, layer, n.xn, in.seq, past, addend)
-                                      : mix_gdn(tape, layer, n.xn, in.seq, past, addend);
+      const auto mix = layer.mixer == "prism-loop"  ? &Model::mix_loop
+                       : layer.mixer == "attention" ? &Model::mix_attention
+                                                    : &Model::mix_gdn;
+      y = (this->*mix)(tape, layer, n.xn, in.seq, past, addend);
     }
     {
       const Tape::Scope scope(tape);
@@ -178,6 +181,14 @@ Var Model::mix_loop(Tape& tape, const Layer& layer, Var xn, const Sequences& seq
   return linear(tape, normed, weight(tape, layer.out), into);
 }
 
+// Softmax attention with rotary positions (SPEC section 6).
+Var Model::mix_attention(Tape& tape, const Layer& layer, Var xn, const Sequences& seq, LayerState* state,
+                         Tensor into) const {
+  const Var qkv = linear(tape, xn, weight(tape, layer.in));
+  const Var o = attention(tape, qkv, config_.attention_head_count(), seq, state ? state->cache : KeyValues{});
+  return linear(tape, o, weight(tape, layer.out), into);
+}
+
 Model::Model(const Config& config, Device device, DType dtype, bool training) : Model(config) {
   parameters_.allocate(device, dtype, training);
   if (device == Device::cpu && K_ <= 64) chunk = 32;
@@ -199,6 +210,8 @@ Model::Model(const Config& config)
     layer.attn_norm = parameters_.add_vector({prefix + "attn_norm.weight", {D_}, ones});
     if (layer.mixer == "prism-loop")
       declare_loop(layer, prefix + "attn.");
+    else if (layer.mixer == "attention")
+      declare_attention(layer, prefix + "attn.");
     else
       declare_gdn(layer, prefix + "attn.");
     layer.mlp_norm = parameters_.add_vector({prefix + "mlp_norm.weight", {D_}, ones});
@@ -277,6 +290,12 @@ void Model::declare_loop(Layer& layer, const std::string& p) {
   layer.out = parameters_.add_matrix({matrix(p + "o_proj.weight", D_, HV)});
 }
 
+void Model::declare_attention(Layer& layer, const std::string& p) {
+  layer.in = parameters_.add_matrix({matrix(p + "q_proj.weight", D_, D_), matrix(p + "k_proj.weight", D_, D_),
+                                     matrix(p + "v_proj.weight", D_, D_)});
+  layer.out = parameters_.add_matrix({matrix(p + "o_proj.weight", D_, D_)});
+}
+
 void Model::declare_feed_forward(Layer& layer, const std::string& p) {
   const int64_t F = config_.feed_forward();
   layer.gate_up =
@@ -284,7 +303,7 @@ void Model::declare_feed_forward(Layer& layer, const std::string& p) {
   layer.down = parameters_.add_matrix({matrix(p + "down_proj.weight", D_, F)});
 }
 
-DecodeState::DecodeState(const Model& model, int64_t B) {
+DecodeState::DecodeState(const Model& model, int64_t B) : lengths_(static_cast<size_t>(B)) {
   const Config& c = model.config();
   const int64_t H = c.num_heads, K = c.head_dim, V = c.value_dim(), W = c.conv_size, D = c.hidden_size;
   // Two passes over the same list: how much memory, then where.
@@ -295,10 +314,17 @@ DecodeState::DecodeState(const Model& model, int64_t B) {
       at += (t.bytes() + 255) / 256 * 256;
       return t;
     };
-    layers_.clear();
+    layers_.clear(), past_ = {};
     for (int64_t i = 0; i < c.num_hidden_layers; ++i) {
       LayerState s;
       const std::string& mixer = c.mixer(i);
+      if (mixer == "attention") {
+        if (!past_) past_ = take(DType::i32, {B});
+        s.cache.past = past_;
+        s.cache.keys = s.cache.values = {nullptr, {B, 0, D}, model.dtype(), model.device()};
+        layers_.push_back(s);
+        continue;
+      }
       s.S = take(acc_of(model.dtype()), {B, H, V, K});
       if (W > 1 && mixer != "prism-loop") {
         s.q = take(model.dtype(), {B, W - 1, H * K});
@@ -314,12 +340,47 @@ DecodeState::DecodeState(const Model& model, int64_t B) {
   reset();
 }
 
-void DecodeState::reset() { fill_bytes(memory_.device(), memory_.data(), 0, memory_.bytes()); }
+size_t DecodeState::bytes() const {
+  size_t sum = memory_.bytes();
+  for (const Buffer& cache : caches_) sum += cache.bytes();
+  return sum;
+}
+
+void DecodeState::reset() {
+  fill_bytes(memory_.device(), memory_.data(), 0, memory_.bytes());
+  std::fill(lengths_.begin(), lengths_.end(), 0);
+}
 
 void DecodeState::reset_row(int64_t b) {
+  lengths_[static_cast<size_t>(b)] = 0;
   for (const LayerState& layer : layers_)
     for (const Tensor& t : {layer.S, layer.q, layer.k, layer.v, layer.u})
       if (t) fill_bytes(memory_.device(), t.slice(b, 1).data, 0, t.slice(b, 1).bytes());
+}
+
+void DecodeState::open(int64_t T, std::span<const int32_t> start) {
+  if (!past_) return;
+  const int64_t needed = T + *std::max_element(lengths_.begin(), lengths_.end());
+  if (needed > capacity_) grow(std::max(needed, 2 * capacity_));
+  copy_in(past_.device, past_.data, lengths_.data(), past_.bytes());
+  for (size_t b = 0; b < lengths_.size(); ++b) {
+    const int32_t first = start.empty() ? 0 : start[(b + 1) * static_cast<size_t>(T) - 1];
+    lengths_[b] = static_cast<int32_t>(T) - first + (first == 0 ? lengths_[b] : 0);
+  }
+}
+
+void DecodeState::grow(int64_t capacity) {
+  std::vector<Buffer> grown;
+  for (LayerState& layer : layers_)
+    for (Tensor* cache : {&layer.cache.keys, &layer.cache.values}) {
+      if (!layer.cache.past) continue;
+      const Tensor old = *cache;
+      cache->shape = {old.shape[0], capacity, old.shape[2]};
+      cache->data = grown.emplace_back(old.device, cache->bytes()).data();
+      for (int64_t b = 0; b < old.shape[0] && old; ++b)
+        copy_within(old.device, cache->slice(b, 1).data, old.slice(b, 1).data, old.slice(b, 1).bytes());
+    }
+  caches_ = std::move(grown), capacity_ = capacity;
 }
 
 }  // namespace prism

@@ -1,8 +1,9 @@
-// The language model of SPEC sections 3 to 5, as a composition of ops. Start reading at forward() in
+// The language model of SPEC sections 3 to 6, as a composition of ops. Start reading at forward() in
 // model.cpp.
 #pragma once
 
 #include <functional>
+#include <span>
 #include <vector>
 
 #include "autograd/ops.h"
@@ -11,10 +12,12 @@
 
 namespace prism {
 
-// What one layer keeps of the past while decoding (SPEC section 7): O(1) in the number of tokens.
+// What one layer keeps of the past while decoding (SPEC section 7): O(1) in the number of tokens, but for
+// attention's keys and values.
 struct LayerState {
   Tensor S;           // [B,H,V,K], accumulation type
   Tensor q, k, v, u;  // [B,W-1,channels] the last inputs of each convolution; absent where the layer has none
+  KeyValues cache;    // attention layers have this alone
 };
 
 // The settings of the scan a mixer's name stands for (SPEC section 1).
@@ -28,14 +31,23 @@ class DecodeState {
  public:
   DecodeState(const Model& model, int64_t B);
   LayerState& layer(int64_t i) { return layers_[static_cast<size_t>(i)]; }
-  size_t bytes() const { return memory_.bytes(); }
+  size_t bytes() const;
   void reset();
   // Row b of the batch only.
   void reset_row(int64_t b);
+  // Before each pass: makes room for its T tokens a row, of which row b's last document begins at
+  // start[b T + T - 1]; no start: every row goes on with its document.
+  void open(int64_t T, std::span<const int32_t> start = {});
 
  private:
+  void grow(int64_t capacity);
+
   Buffer memory_;
+  std::vector<Buffer> caches_;
   std::vector<LayerState> layers_;
+  std::vector<int32_t> lengths_;  // [B] tokens of each row's running document
+  Tensor past_;                   // the same on the device; absent without attention layers
+  int64_t capacity_ = 0;          // of the caches
 };
 
 // One forward pass's input, on the model's device.
@@ -95,6 +107,7 @@ class Model {
   struct Step;  // src/model_step.cpp
   void declare_gdn(Layer& layer, const std::string& prefix);
   void declare_loop(Layer& layer, const std::string& prefix);
+  void declare_attention(Layer& layer, const std::string& prefix);
   void declare_feed_forward(Layer& layer, const std::string& prefix);
   Parameter matrix(const std::string& name, int64_t rows, int64_t columns) const;
 
@@ -102,6 +115,8 @@ class Model {
               Tensor into) const;
   Var mix_loop(Tape& tape, const Layer& layer, Var xn, const Sequences& seq, LayerState* state,
                Tensor into) const;
+  Var mix_attention(Tape& tape, const Layer& layer, Var xn, const Sequences& seq, LayerState* state,
+                    Tensor into) const;
   struct Writes {
     Var w = nullptr, kappa = nullptr, u = nullptr;
     SolverInputs made_from;

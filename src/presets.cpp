@@ -31,6 +31,15 @@ Config with_solver(Config c, int64_t rank, int64_t solver_dim) {
   return c;
 }
 
+// Every `every`-th layer is attention, in heads of width 64.
+Config with_attention(Config c, int64_t every) {
+  const std::string other = c.mixers[0];
+  c.mixers.clear();
+  for (int64_t i = 1; i <= c.num_hidden_layers; ++i) c.mixers.push_back(i % every ? other : "attention");
+  c.attention_heads = c.hidden_size / 64;
+  return c;
+}
+
 }  // namespace
 
 // Steps are set for about 20 tokens a parameter from 119 M on, far fewer below, where minutes on a CPU count.
@@ -54,6 +63,10 @@ const std::vector<Preset>& presets() {
         {"prism-15m", "15 M, bytes, rank 3: hours on a CPU", with_solver(base15, 3, 32), hours},
         {"gdn-119m", "119 M, 32,000 pieces, Gated DeltaNet: one GPU", base119, card},
         {"prism-124m", "124 M, 32,000 pieces, rank 3: one GPU", with_solver(base119, 3, 64), card},
+        {"prism-124m-hybrid", "prism-124m with attention every fourth layer: one GPU",
+         with_attention(with_solver(base119, 3, 64), 4), card},
+        {"transformer-110m", "110 M, 32,000 pieces, attention in every layer: one GPU",
+         with_attention(base119, 1), card},
         {"prism-353m", "353 M, 32,000 pieces, rank 3: GPUs", with_solver(base353, 3, 64), card353},
     };
   }();

@@ -23,22 +23,24 @@ std::string error_of(const std::string& text) {
 bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
 // Parameters that a layer has without its solver, and that the solver adds (SPEC sections 3, 4 and 8).
-int64_t block_parameters(const Config& c) {
+int64_t block_parameters(const Config& c, const std::string& mixer_name) {
   const int64_t D = c.hidden_size, HK = c.num_heads * c.head_dim, HV = c.num_heads * c.value_dim();
   const int64_t mixer = D * (2 * HK + 3 * HV + 2 * c.num_heads)  // q, k; v, g, o; a, b
                         + (2 * HK + HV) * c.conv_size            // convolutions
                         + 2 * c.num_heads + c.value_dim();       // A_log, dt_bias; o_norm
-  return mixer + 3 * D * c.feed_forward() + 2 * D;
+  return (mixer_name == "attention" ? 4 * D * D : mixer) + 3 * D * c.feed_forward() + 2 * D;
 }
-int64_t solver_parameters(const Config& c) {
+int64_t solver_parameters(const Config& c, const std::string& mixer_name) {
   const int64_t D = c.hidden_size, HK = c.num_heads * c.head_dim, HV = c.num_heads * c.value_dim();
   const int64_t steps = c.rank - 1, R = c.solver_dim;
-  if (steps == 0) return 0;
+  if (steps == 0 || mixer_name != "prism") return 0;
   return D * c.conv_size + steps * (2 * R * D + (HK + HV) * R + c.num_heads * (D + 1));
 }
 int64_t model_parameters(const Config& c) {
-  return c.num_hidden_layers * (block_parameters(c) + solver_parameters(c)) + c.hidden_size +
-         c.vocab_size * c.hidden_size * (c.tie_word_embeddings ? 1 : 2);
+  int64_t sum = c.hidden_size + c.vocab_size * c.hidden_size * (c.tie_word_embeddings ? 1 : 2);
+  for (int64_t i = 0; i < c.num_hidden_layers; ++i)
+    sum += block_parameters(c, c.mixer(i)) + solver_parameters(c, c.mixer(i));
+  return sum;
 }
 
 }  // namespace
@@ -88,6 +90,7 @@ TEST_CASE("config: a file of flash-linear-attention's is read, its foreign keys 
 TEST_CASE("config: what is written reads back equal, every key at another value than its default") {
   Config c;
   c.vocab_size = 258, c.hidden_size = 64, c.num_hidden_layers = 2, c.num_heads = 3, c.head_dim = 5;
+  c.attention_heads = 8;
   c.expand_v = 1.4, c.intermediate_size = 77, c.hidden_ratio = 3.3, c.conv_size = 2, c.norm_eps = 1e-5;
   c.tie_word_embeddings = true, c.initializer_range = 0.1, c.bos_token_id = 256, c.eos_token_id = 257;
   c.mixers = {"prism", "gdn"}, c.rank = 3, c.solver_dim = 7, c.solver_residual = SolverResidual::anchor;
@@ -176,7 +179,10 @@ TEST_CASE("config: bad files give one line with the file, the key, what was expe
       {R"({"tie_word_embeddings": 1})", "tie_word_embeddings", "1"},
       {R"({"vocab_size": 258, "bos_token_id": 258})", "bos_token_id", "258 and 258"},
       {R"({"eos_token_id": [2, 3]})", "eos_token_id", "[2,3]"},
-      {R"({"mixers": "attention"})", "mixers", "\"attention\""},
+      {R"({"mixers": "hyena"})", "mixers", "\"hyena\""},
+      {R"({"mixers": "attention", "attention_heads": 3})", "hidden_size", "2048"},
+      {R"({"mixers": "attention", "hidden_size": 6, "attention_heads": 2})", "hidden_size", "6"},
+      {R"({"attention_heads": -1})", "attention_heads", "-1"},
       {R"({"mixers": ["gdn", "gdn"]})", "mixers", "2 names"},
       {R"({"mixers": []})", "mixers", "0 names"},
       {R"({"mixers": ["gdn", 3]})", "mixers", "[\"gdn\",3]"},
@@ -225,9 +231,14 @@ TEST_CASE("config: an unreadable file is named with the system's reason") {
 }
 
 TEST_CASE("presets: sizes as their names say, and the solver adds at most a tenth of the block") {
-  const std::map<std::string, std::pair<double, double>> millions = {
-      {"tiny", {1.0, 1.3}},         {"gdn-15m", {14.5, 15.5}},      {"prism-15m", {14.5, 15.7}},
-      {"gdn-119m", {118.5, 119.5}}, {"prism-124m", {123.5, 124.5}}, {"prism-353m", {352.5, 353.5}}};
+  const std::map<std::string, std::pair<double, double>> millions = {{"tiny", {1.0, 1.3}},
+                                                                     {"gdn-15m", {14.5, 15.5}},
+                                                                     {"prism-15m", {14.5, 15.7}},
+                                                                     {"gdn-119m", {118.5, 119.5}},
+                                                                     {"prism-124m", {123.5, 124.5}},
+                                                                     {"prism-353m", {352.5, 353.5}},
+                                                                     {"prism-124m-hybrid", {120, 121}},
+                                                                     {"transformer-110m", {109, 110}}};
   CHECK(presets().size() == millions.size());
   for (const Preset& preset : presets()) {
     CAPTURE(preset.name);
@@ -237,7 +248,7 @@ TEST_CASE("presets: sizes as their names say, and the solver adds at most a tent
     CAPTURE(count);
     CHECK(count > low);
     CHECK(count < high);
-    CHECK(solver_parameters(preset.config) * 10 <= block_parameters(preset.config));
+    CHECK(solver_parameters(preset.config, "prism") * 10 <= block_parameters(preset.config, "prism"));
     CHECK((preset.config.rank == 3) == (preset.name.starts_with("prism") || preset.name == "tiny"));
     CHECK(preset.recipe.warmup < preset.recipe.steps);
     CHECK(preset.recipe.min_lr < preset.recipe.lr);
@@ -246,5 +257,6 @@ TEST_CASE("presets: sizes as their names say, and the solver adds at most a tent
   }
   CHECK_THROWS_WITH(
       find_preset("huge"),
-      "--preset: expected one of tiny, gdn-15m, prism-15m, gdn-119m, prism-124m, prism-353m, got huge");
+      "--preset: expected one of tiny, gdn-15m, prism-15m, gdn-119m, prism-124m, prism-124m-hybrid, "
+      "transformer-110m, prism-353m, got huge");
 }

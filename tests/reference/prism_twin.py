@@ -1,4 +1,4 @@
-"""PRISM in plain PyTorch: the second statement of the mathematics (SPEC sections 1, 3, 4 and 5).
+"""PRISM in plain PyTorch: the second statement of the mathematics (SPEC sections 1 and 3 to 6).
 
 Written to be read beside SPEC.md: the scan is the token recurrence of section 1, the other lines are the
 formulas they quote, gradients come from autograd. `prism grad --dtype f64` agrees with this file;
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 ERASES = {"deltanet", "gdn", "prism", "prism-loop"}
 LEARNED_DECAY = {"mamba2", "gdn", "prism", "prism-loop"}
-MIXERS = ERASES | LEARNED_DECAY | {"linear", "retnet"}
+MIXERS = ERASES | LEARNED_DECAY | {"linear", "retnet", "attention"}
 
 
 @dataclass
@@ -33,6 +33,7 @@ class Config:
     num_hidden_layers: int = 21
     num_heads: int = 6  # H
     head_dim: int = 256  # K
+    attention_heads: int = 0  # of attention layers; 0: num_heads
     expand_v: float = 2  # V / K
     intermediate_size: int | None = None  # F
     hidden_ratio: float = 4
@@ -292,6 +293,35 @@ class PrismLoop(Mixer):
         return self.output(o, u)
 
 
+# --- section 6: attention -----------------------------------------------------------------------------------
+
+
+class Attention(nn.Module):
+    """Causal softmax attention, rotary positions from the row's start, within documents."""
+
+    def __init__(self, c: Config):
+        super().__init__()
+        self.heads = c.attention_heads or c.num_heads
+        self.q_proj, self.k_proj, self.v_proj, self.o_proj = (Weight(c.hidden_size, c.hidden_size) for _ in range(4))
+
+    @staticmethod
+    def rotate(x: Tensor) -> Tensor:
+        """x [B,H,T,width]: the pairs (i, i + width/2) of token t turn by t 10000^(-2i/width)."""
+        T, width = x.shape[-2:]
+        i = torch.arange(width // 2, dtype=x.dtype)
+        angle = torch.arange(T, dtype=x.dtype)[:, None] * 10000 ** (-2 * i / width)
+        left, right = x.chunk(2, -1)
+        return torch.cat((left * angle.cos() - right * angle.sin(), right * angle.cos() + left * angle.sin()), -1)
+
+    def forward(self, xn: Tensor, document: Tensor) -> Tensor:
+        q, k, v = (proj(xn).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+                   for proj in (self.q_proj, self.k_proj, self.v_proj))
+        score = self.rotate(q) @ self.rotate(k).mT * q.shape[-1]**-0.5
+        seen = (document[:, :, None] == document[:, None, :]).tril()
+        weight = score.masked_fill(~seen[:, None], -torch.inf).softmax(-1)
+        return self.o_proj((weight @ v).transpose(1, 2).flatten(2))
+
+
 # --- the model ----------------------------------------------------------------------------------------------
 
 
@@ -302,7 +332,10 @@ class Layer(nn.Module):
         self.attn_norm, self.mlp_norm = Weight(c.hidden_size), Weight(c.hidden_size)
         if name not in MIXERS:
             raise ValueError(f"mixers: expected one of {sorted(MIXERS)}, got {name}")
-        self.attn = PrismLoop(c, name) if name == "prism-loop" else GatedDelta(c, name)
+        if name == "attention":
+            self.attn = Attention(c)
+        else:
+            self.attn = PrismLoop(c, name) if name == "prism-loop" else GatedDelta(c, name)
         self.mlp = FeedForward(c)
 
     def forward(self, x: Tensor, document: Tensor) -> Tensor:
