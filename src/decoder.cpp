@@ -27,10 +27,11 @@ Decoder::Decoder(const Model& model, int64_t longest)
 
 void Decoder::pass(std::span<const int32_t> ids, bool last) {
   copy_in(model_.device(), inputs_.data(), ids.data(), ids.size_bytes());
+  if (state_.open(static_cast<int64_t>(ids.size()))) graph_.reset();
   if (ids.size() > 1 || model_.device() == Device::cpu || !std::exchange(warm_, true))
     return run(static_cast<int64_t>(ids.size()), last);
-  if (!graph_) graph_.record(model_.device(), [&] { run(1, true); });
-  graph_.launch();
+  if (!graph_) graph_.emplace().record(model_.device(), [&] { run(1, true); });
+  graph_->launch();
 }
 
 void Decoder::run(int64_t T, bool last) {
@@ -41,7 +42,6 @@ void Decoder::run(int64_t T, bool last) {
   arena_->reset();
   Tape tape(*arena_, model_.dtype(), false);
   const Inputs in{{1, T, {}}, {inputs_.data(), {T}, DType::i32, model_.device()}, {}};
-  state_.open(T);
   const Var xn = model_.forward(tape, in, &state_);
   if (!last) return;
   const Var head = model_.head(tape);

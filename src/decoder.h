@@ -4,6 +4,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -36,7 +37,7 @@ class Decoder {
   DecodeState state_;
   Buffer inputs_, logits_, step_;
   std::unique_ptr<Arena> arena_;
-  Graph graph_;  // one token on cuda: recorded the second time, then replayed
+  std::optional<Graph> graph_;  // one token on cuda: recorded the second time, then replayed
   bool warm_ = false;
 };
 

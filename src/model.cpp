@@ -358,15 +358,17 @@ void DecodeState::reset_row(int64_t b) {
       if (t) fill_bytes(memory_.device(), t.slice(b, 1).data, 0, t.slice(b, 1).bytes());
 }
 
-void DecodeState::open(int64_t T, std::span<const int32_t> start) {
-  if (!past_) return;
+bool DecodeState::open(int64_t T, std::span<const int32_t> start) {
+  if (!past_) return false;
   const int64_t needed = T + *std::max_element(lengths_.begin(), lengths_.end());
-  if (needed > capacity_) grow(std::max(needed, 2 * capacity_));
+  const bool moves = needed > capacity_;
+  if (moves) grow(std::max(needed, 2 * capacity_));
   copy_in(past_.device, past_.data, lengths_.data(), past_.bytes());
   for (size_t b = 0; b < lengths_.size(); ++b) {
     const int32_t first = start.empty() ? 0 : start[(b + 1) * static_cast<size_t>(T) - 1];
     lengths_[b] = static_cast<int32_t>(T) - first + (first == 0 ? lengths_[b] : 0);
   }
+  return moves;
 }
 
 void DecodeState::grow(int64_t capacity) {

@@ -36,8 +36,8 @@ class DecodeState {
   // Row b of the batch only.
   void reset_row(int64_t b);
   // Before each pass: makes room for its T tokens a row, of which row b's last document begins at
-  // start[b T + T - 1]; no start: every row goes on with its document.
-  void open(int64_t T, std::span<const int32_t> start = {});
+  // start[b T + T - 1]; no start: every row goes on with its document. True when memory has moved for it.
+  bool open(int64_t T, std::span<const int32_t> start = {});
 
  private:
   void grow(int64_t capacity);

@@ -42,7 +42,8 @@ bool Model::can_step() const {
   const bool small = K_ <= 256 && config_.conv_size <= 8;
   const bool solver = L_ == 1 || config_.solver_dim % 8 == 0;
   bool fused = device() == Device::cuda && kernel_choice == KernelChoice::fast && aligned && small && solver;
-  for (const Layer& layer : layers_) fused = fused && layer.mixer != "prism-loop";
+  for (const Layer& layer : layers_)
+    fused = fused && layer.mixer != "prism-loop" && layer.mixer != "attention";
   return fused && config_.ablations.empty();
 }
 
