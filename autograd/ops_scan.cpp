@@ -196,7 +196,9 @@ Var attention(Tape& tape, Var qkv, int64_t H, const Sequences& seq, const KeyVal
   };
   turn(qkv->value, false);
   tape.run([&]<class T>(Tag<T> tag) { attention_forward<T>(tape.device(), args(tag)); });
+  o->constant = qkv->constant;
   tape.on_reverse([=, &tape] {
+    if (qkv->constant) return;
     const Tensor d_o = tape.grad(o), dqkv = tape.grad_target(qkv);
     Tape::Scratch scratch(tape);
     const Tensor delta = tape.scratch(tape.acc(), {seq.B, H, seq.T});
