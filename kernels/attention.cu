@@ -1,8 +1,10 @@
-// A warp has one query (or, for dk and dv, one key) and meets 32 keys (queries) at a time, one
-// a lane for the scores, then one after the other with a column a lane for the sums. Any width, any
+// The simple path: a warp has one query (or, for dk and dv, one key) and meets 32 keys (queries) at a time,
+// one a lane for the scores, then one after the other with a column a lane for the sums. Any width, any
 // alignment.
-#include "kernels/attention.h"
+// The fast path is kernels/attention_fast.cu.
+#include <type_traits>
 
+#include "kernels/attention_fast.cuh"
 #include "kernels/rows.cuh"
 
 namespace prism::cuda {
@@ -205,8 +207,11 @@ void rotary(const RotaryArgs<T>& r) {
 template <class T>
 void attention_forward(const AttentionArgs<T>& a) {
   if (a.B * a.T_len == 0) return;
-  const float scale = static_cast<float>(a.scale());
-  attention_simple_kernel<<<simple_grid(a), kWarps * kWarp, shared_bytes(a, 2), stream()>>>(a, scale);
+  bool done = false;
+  if constexpr (std::is_same_v<T, bf16>) done = fast_attention_forward(a);
+  if (!done)
+    attention_simple_kernel<<<simple_grid(a), kWarps * kWarp, shared_bytes(a, 2), stream()>>>(
+        a, static_cast<float>(a.scale()));
   CUDA_CHECK_LAUNCH();
   if (a.cache.keys) append_kernel<<<grid_for(a.B * a.T_len * a.H * a.W, 256), 256, 0, stream()>>>(a);
   CUDA_CHECK_LAUNCH();
@@ -215,6 +220,8 @@ void attention_forward(const AttentionArgs<T>& a) {
 template <class T>
 void attention_backward(const AttentionArgs<T>& a, const AttentionGrads<T>& g) {
   if (a.B * a.T_len == 0) return;
+  if constexpr (std::is_same_v<T, bf16>)
+    if (fast_attention_backward(a, g)) return;
   const float scale = static_cast<float>(a.scale());
   const unsigned grid = simple_grid(a);
   attention_simple_dq_kernel<<<grid, kWarps * kWarp, shared_bytes(a, 3), stream()>>>(a, g, scale);
