@@ -29,11 +29,12 @@ Var embedding(Tape& tape, Var table, Tensor tokens, Tensor order) {
 }
 
 Normed add_norm(Tape& tape, Var x, Var y, Var weight, double eps) {
-  const int64_t n = x->value.rows(), D = x->value.shape[-1];
-  check_shape("add_norm: weight", weight, {D});
+  const int64_t D = weight->value.numel(), n = x->value.numel() / D;
+  PRISM_CHECK(x->value.shape[-1] % D == 0, "add_norm: weight has ", D, " numbers, expected a divisor of x's ",
+              x->value.shape[-1], " columns");
   if (y) check_shape("add_norm: y", y, x->value.shape);
   // Without a reverse pass the sum may take x's place.
-  const Var sum = !y || !tape.recording() ? x : tape.make({n, D});
+  const Var sum = !y || !tape.recording() ? x : tape.make(x->value.shape);
   const Var rstd = tape.make(tape.acc(), {n});
   const auto normalise = [=, &tape](Var from, Var add, Tensor xn) {
     tape.run([&]<class T>(Tag<T>) {
@@ -44,7 +45,7 @@ Normed add_norm(Tape& tape, Var x, Var y, Var weight, double eps) {
       add_norm_forward<T>(tape.device(), a);
     });
   };
-  const Var xn = tape.temporary({n, D}, [=, first = true](Tensor out) mutable {
+  const Var xn = tape.temporary(x->value.shape, [=, first = true](Tensor out) mutable {
     first ? normalise(x, y, out) : normalise(sum, nullptr, out);
     first = false;
   });

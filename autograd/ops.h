@@ -18,7 +18,8 @@ struct Sequences {
 // table [vocab,D], tokens [n] i32, order [n] i32 (positions sorted by token) -> [n,D]
 Var embedding(Tape& tape, Var table, Tensor tokens, Tensor order);
 
-// sum = x + y (y absent: x), xn = RMSNorm(sum) weight. x and y are used up: nothing else may read their
+// sum = x + y (y absent: x), xn = RMSNorm(sum) weight, over rows of the weight's length: x's rows, or each of
+// their heads. x and y are used up: nothing else may read their
 // gradients.
 struct Normed {
   Var sum, xn;

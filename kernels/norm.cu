@@ -1,6 +1,7 @@
 #include "kernels/norm.h"
 
 #include "kernels/rows.cuh"
+#include "kernels/shared_memory.cuh"
 
 namespace prism::cuda {
 
@@ -41,8 +42,7 @@ void launch_with_sums(Kernel kernel, int64_t n, int64_t width, int lanes, float*
   const auto shared = [&] { return static_cast<size_t>(threads / lanes * width) * sizeof(float); };
   while (threads > kWarp && shared() > context().shared_memory) threads /= 2;
   PRISM_CHECK(shared() <= context().shared_memory, "norm: rows of ", width, " are too wide for cuda");
-  CUDA_CHECK(
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared())));
+  allow_shared_memory(kernel);
   const int64_t share = rows_a_block(kernel, threads, shared(), n), blocks = ceil_div(n, share);
   kernel<<<grid_for(blocks, 1), threads, shared(), stream()>>>(args..., lanes, share);
   CUDA_CHECK_LAUNCH();

@@ -14,6 +14,7 @@
 #include <algorithm>
 
 #include "kernels/scan_walk.cuh"
+#include "kernels/shared_memory.cuh"
 
 namespace prism::cuda {
 
@@ -239,7 +240,7 @@ void launch_walk(const FastScan& f) {
   const auto kernel = forward_walk<KP, MT, walk>;
   const int bytes = Stage<KP>::bytes(f.extra, value_units, output);
   const int stages = 2 * bytes <= static_cast<int>(context().shared_memory) ? 2 : 1;
-  CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, stages * bytes));
+  allow_shared_memory(kernel);
   const int64_t blocks = ceil_div(f.args.V, 8 * value_units) +
                          (walk == Walk::transition ? ceil_div(f.args.K, 8 * value_units) : 0);
   const dim3 grid(static_cast<unsigned>(f.pairs), static_cast<unsigned>(f.segment_count),

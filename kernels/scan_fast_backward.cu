@@ -6,6 +6,7 @@
 // KiB each), dO (32), T and Gamma . P (8 each), twice. 128 + 128 + 128 + 80 mma a warp and chunk; 80 KiB in,
 // 32 KiB of Y and 64 KiB of dS in bf16 out. Segments as forward, with the transposed transitions.
 #include "kernels/scan_walk.cuh"
+#include "kernels/shared_memory.cuh"
 
 namespace prism::cuda {
 
@@ -159,7 +160,7 @@ void launch_walk(const FastScan& f, const ScanGrads<bf16>& grads) {
   const auto kernel = reverse_walk<KP, MT, transition>;
   const int bytes = Stage<KP>::bytes(f.extra, f.walk_units);
   const int stages = 2 * bytes <= static_cast<int>(context().shared_memory) ? 2 : 1;
-  CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, stages * bytes));
+  allow_shared_memory(kernel);
   const dim3 grid(static_cast<unsigned>(f.pairs), static_cast<unsigned>(f.segment_count),
                   static_cast<unsigned>(ceil_div(f.args.V, 8 * f.walk_units)));
   kernel<<<grid, f.walk_units * 8 / (16 * MT) * kWarp, stages * bytes, stream()>>>(f, grads, f.walk_units,

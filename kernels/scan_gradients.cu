@@ -10,6 +10,7 @@
 // blocks a multiprocessor, so that one computes while the other waits. 21 MFLOP a chunk at K 128; 290 KiB in,
 // 32 out. gates_kernel, a warp a chunk, adds up dbeta and dg.
 #include "kernels/scan_fast.cuh"
+#include "kernels/shared_memory.cuh"
 
 namespace prism::cuda {
 
@@ -393,7 +394,7 @@ __global__ void __launch_bounds__(kGateThreads) gates_kernel(FastScan f, float* 
 template <int VS>
 void launch_keys(const FastScan& f, const ScanGrads<bf16>& grads) {
   const int bytes = Memory<VS>::bytes(f.extra);
-  CUDA_CHECK(cudaFuncSetAttribute(keys_kernel<VS>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+  allow_shared_memory(keys_kernel<VS>);
   const auto blocks = static_cast<unsigned>(f.pairs * f.chunks * f.key_parts());
   keys_kernel<VS><<<blocks, (3 + f.extra) * 2 * kWarp, bytes, stream()>>>(f, grads);
   CUDA_CHECK_LAUNCH();
@@ -402,7 +403,7 @@ void launch_keys(const FastScan& f, const ScanGrads<bf16>& grads) {
 }  // namespace
 
 void launch_gradients(const FastScan& f, const ScanGrads<bf16>& grads) {
-  CUDA_CHECK(cudaFuncSetAttribute(squares_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSquareBytes));
+  allow_shared_memory(squares_kernel);
   const int64_t places = f.pairs * f.chunks;
   const auto blocks = static_cast<unsigned>(places * (1 + f.extra));
   squares_kernel<<<blocks, kSquareThreads, kSquareBytes, stream()>>>(f, grads);

@@ -9,6 +9,7 @@
 #include <algorithm>
 
 #include "kernels/scan_fast.cuh"
+#include "kernels/shared_memory.cuh"
 
 namespace prism::cuda {
 
@@ -266,8 +267,7 @@ __global__ void __launch_bounds__(kThreads, 4) prepare_kernel(FastScan f) {
 void launch_prepare(const FastScan& f) {
   const auto launch = [&](auto kernel, int tiles) {
     const size_t bytes = static_cast<size_t>(tiles) + sizeof(Floats);
-    CUDA_CHECK(
-        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)));
+    allow_shared_memory(kernel);
     kernel<<<static_cast<unsigned>(f.pairs * f.chunks), kThreads, bytes, stream()>>>(f);
     CUDA_CHECK_LAUNCH();
   };

@@ -15,6 +15,7 @@ namespace {
 
 struct InitOptions {
   std::string config, preset, from, out;
+  std::vector<std::string> set;
   int64_t rank = 3, solver_dim = 64;
   uint64_t seed = 0;
 };
@@ -42,12 +43,14 @@ std::pair<std::unique_ptr<Model>, std::optional<Tokenizer>> with_bypass(const In
 void init(const InitOptions& o) {
   if (!o.config.empty() + !o.preset.empty() + !o.from.empty() != 1)
     throw UsageError("init: expected one of --config, --preset and --from");
+  if (!o.set.empty() && !o.from.empty()) throw UsageError("--set: expected --config or --preset, got --from");
   std::unique_ptr<Model> model;
   std::optional<Tokenizer> tokenizer = Tokenizer();
   if (!o.from.empty()) {
     std::tie(model, tokenizer) = with_bypass(o);
   } else {
-    const Config config = o.preset.empty() ? read_config(o.config) : find_preset(o.preset).config;
+    const Config config =
+        with_settings(o.preset.empty() ? read_config(o.config) : find_preset(o.preset).config, o.set);
     model = std::make_unique<Model>(config, Device::cpu, DType::f32, false);
     model->parameters().initialise(o.seed);
     if (config.vocab_size != tokenizer->vocab_size()) tokenizer.reset();
@@ -143,6 +146,7 @@ void add_init(CLI::App& app) {
   command->add_option("--solver-dim", o->solver_dim, "with --from: width of the low-rank maps")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
+  add_set_option(*command, o->set);
   command->add_option("--seed", o->seed, "of the random weights")->capture_default_str();
   command->add_option("--out", o->out, "directory to make")->required();
   command->footer(

@@ -20,6 +20,7 @@ struct TrainOptions {
   TrainSettings given;
   std::set<std::string> named;  // the settings that the command line gives
   DeviceOptions where;
+  std::vector<std::string> set;
   std::string out;
   int64_t stop_after = 0;
   bool resume = false, ngrams = false, no_graph = false;
@@ -99,6 +100,7 @@ std::unique_ptr<Model> make_model(const TrainOptions& o, const std::string& from
   Config config;
   if (!o.preset.empty()) config = fitted(find_preset(o.preset).config, data.tokenizer, true, "--preset");
   if (!o.config.empty()) config = fitted(read_config(o.config), data.tokenizer, false, o.config);
+  config = with_settings(config, o.set);
   if (!from.empty()) {
     const std::string path = from + "/config.json";
     const Config saved = fitted(read_config(path), data.tokenizer, false, path);
@@ -117,6 +119,8 @@ void train(TrainOptions& o) {
   const auto models = !o.preset.empty() + !o.config.empty() + !o.model.empty();
   if (models != 1 && !(o.resume && models == 0))
     throw UsageError("train: expected one of --preset, --config and --model");
+  if (!o.set.empty() && o.preset.empty() && o.config.empty())
+    throw UsageError("--set: expected --preset or --config, whose keys it changes");
   if (o.resume && !o.model.empty()) throw UsageError("--model: expected none with --resume, got " + o.model);
 
   CheckpointWriter writer(o.out, o.resume);
@@ -171,6 +175,7 @@ void add_train(CLI::App& app) {
   command->add_option("--preset", o->preset,
                       "a model and its recipe: tiny, gdn-15m, prism-15m, gdn-119m, ...");
   command->add_option("--config", o->config, "config.json of a new model");
+  add_set_option(*command, o->set);
   command->add_option("--model", o->model, "checkpoint directory whose weights a new run begins with");
   command->add_option("--out", o->out, "directory of the run; it holds the newest checkpoint")->required();
   std::vector<std::string> names = {"device", "dtype"};

@@ -35,6 +35,7 @@ void for_each_key(C& c, Visit visit) {
   visit("intermediate_size", c.intermediate_size, 0);
   visit("hidden_ratio", c.hidden_ratio, 0);
   visit("conv_size", c.conv_size, 1);
+  visit("use_gate", c.use_gate, 0);
   visit("norm_eps", c.norm_eps, 0);
   visit("tie_word_embeddings", c.tie_word_embeddings, 0);
   visit("initializer_range", c.initializer_range, 0);
@@ -189,8 +190,11 @@ void validate(const Config& config) { check(config, "config"); }
 Config parse_config(const std::string& json_text, const std::string& where) {
   json object = parse_json(json_text, where);
   // Settings of flash-linear-attention that this engine has only at their default.
-  static const json fixed = {{"use_gate", true},       {"use_short_conv", true}, {"allow_neg_eigval", false},
-                             {"num_v_heads", nullptr}, {"attn", nullptr},        {"hidden_act", "swish"}};
+  static const json fixed = {{"use_short_conv", true},
+                             {"allow_neg_eigval", false},
+                             {"num_v_heads", nullptr},
+                             {"attn", nullptr},
+                             {"hidden_act", "swish"}};
   for (const auto& [key, value] : fixed.items())
     if (object.contains(key) && object[key] != value) fail(where, key, shown(value), shown(object[key]));
   const json type = object.value("model_type", json("prism"));
@@ -222,6 +226,21 @@ std::string to_json(const Config& config) {
                               });
   object["model_type"] = gated_deltanet ? "gated_deltanet" : "prism";
   return object.dump(2) + "\n";
+}
+
+Config with_settings(const Config& config, const std::vector<std::string>& settings) {
+  json object = json::parse(to_json(config));
+  const json keys = json::parse(to_json(Config()));
+  for (const std::string& setting : settings) {
+    const size_t at = setting.find('=');
+    const std::string key = setting.substr(0, at),
+                      text = at == std::string::npos ? "" : setting.substr(at + 1);
+    if (text.empty() || !keys.contains(key) || key == "model_type")
+      fail("--set", key, "KEY=VALUE with a key of config.json", shown(setting));
+    const json value = json::parse(text, nullptr, false);
+    object[key] = value.is_discarded() ? json(text) : value;
+  }
+  return settings.empty() ? config : parse_config(object.dump(), "--set");
 }
 
 }  // namespace prism

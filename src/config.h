@@ -23,6 +23,7 @@ struct Config {
   int64_t intermediate_size = 0;  // F; 0 (null in the file): 256 ceil(floor(D hidden_ratio 2/3) / 256)
   double hidden_ratio = 4;
   int64_t conv_size = 4;  // W
+  bool use_gate = true;   // false: no g_proj, the mixers' output is o_proj RMSNorm_V(o)
   double norm_eps = 1e-6;
   bool tie_word_embeddings = false;
   double initializer_range = 0.02;
@@ -64,6 +65,9 @@ void validate(const Config& config);
 Config parse_config(const std::string& json_text, const std::string& where);
 Config read_config(const std::string& path);
 std::string to_json(const Config& config);
+// The configuration with keys of config.json at other values: "rank=2", "solver_gain=gelu",
+// "ablations=[\"no_gain\"]".
+Config with_settings(const Config& config, const std::vector<std::string>& settings);
 
 // How a preset is trained unless the command line says otherwise. Learning rate by schedule (SPEC section 9).
 struct Recipe {

@@ -25,6 +25,12 @@ void add_device_options(CLI::App& command, DeviceOptions& options) {
       ->capture_default_str();
 }
 
+void add_set_option(CLI::App& command, std::vector<std::string>& settings) {
+  command
+      .add_option("--set", settings, "keys of config.json at other values, such as rank=2 solver_gain=gelu")
+      ->type_name("KEY=VALUE");
+}
+
 void DeviceOptions::resolve(Device& device, DType& dtype) const {
   const bool cuda = device_name == "cuda" || (device_name == "auto" && dtype_name != "f64" && cuda_usable());
   device = cuda ? Device::cuda : Device::cpu;

@@ -19,5 +19,7 @@ struct DeviceOptions {
 };
 
 void add_device_options(CLI::App& command, DeviceOptions& options);
+// --set KEY=VALUE: keys of config.json at other values (with_settings in src/config.h).
+void add_set_option(CLI::App& command, std::vector<std::string>& settings);
 
 }  // namespace prism

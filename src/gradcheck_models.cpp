@@ -39,6 +39,8 @@ std::vector<ModelCase> model_cases(bool aligned) {
   const auto ablation = [](const char* name) { return [=](Config& c) { c.ablations = {name}; }; };
   for (const std::string& mixer : mixer_names()) add(mixer, mixer, mixer.starts_with("prism") ? 3 : 1, none);
   add("gdn, head of its own", "gdn", 1, [](Config& c) { c.tie_word_embeddings = false; });
+  for (const char* mixer : {"gdn", "prism-loop"})
+    add(cat(mixer, ", no output gate"), mixer, 2, [](Config& c) { c.use_gate = false; });
   for (int64_t rank : {1, 2, 4}) {
     add(cat("prism, rank ", rank), "prism", rank, none);
     add(cat("prism-loop, rank ", rank), "prism-loop", rank, none);

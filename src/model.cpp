@@ -80,7 +80,7 @@ Var Model::mix_gdn(Tape& tape, const Layer& layer, Var xn, const Sequences& seq,
   const Var in = fused_linear(tape, xn, weight(tape, layer.in));
   int64_t at = 0;
   const auto next = [&](int64_t width) { return Columns(in, std::exchange(at, at + width), width); };
-  const Columns q_in = next(HK), k_in = next(HK), v_in = next(HV), gate = next(HV);
+  const Columns q_in = next(HK), k_in = next(HK), v_in = next(HV), gate = next(gate_);
   const Columns a = learned_decay(layer.mixer) ? next(H_) : Columns(), b = next(H_);
 
   const double scale = 1 / std::sqrt(static_cast<double>(K_));
@@ -97,8 +97,13 @@ Var Model::mix_gdn(Tape& tape, const Layer& layer, Var xn, const Sequences& seq,
   s.initial_state = s.final_state = past.S;
   s.H = H_, s.K = K_, s.V = V_, s.L = layer.key_up ? L_ : 1, s.C = chunk;
   show(tape, layer, {writes.u, writes.made_from, s});
-  const Var o = scan(tape, s, seq);
-  const Var normed = gated_norm(tape, o, gate, weight(tape, layer.o_norm), config_.norm_eps);
+  return output(tape, layer, scan(tape, s, seq), gate, into);
+}
+
+Var Model::output(Tape& tape, const Layer& layer, Var o, Columns gate, Tensor into) const {
+  const Var o_norm = weight(tape, layer.o_norm);
+  const Var normed = gate_ ? gated_norm(tape, o, gate, o_norm, config_.norm_eps)
+                           : add_norm(tape, o, nullptr, o_norm, config_.norm_eps).xn;
   return linear(tape, normed, weight(tape, layer.out), into);
 }
 
@@ -156,7 +161,7 @@ Var Model::mix_loop(Tape& tape, const Layer& layer, Var xn, const Sequences& seq
   const Var in = fused_linear(tape, u, weight(tape, layer.in));
   int64_t at = 0;
   const auto next = [&](int64_t width) { return Columns(in, std::exchange(at, at + width), width); };
-  const Columns q_in = next(HK), v = next(HV), gate = next(HV), a = next(H_);
+  const Columns q_in = next(HK), v = next(HV), gate = next(gate_), a = next(H_);
   const Columns key_1 = next(HK), keys = next((L_ - 1) * HK), gain = next(L_ * HV);
   const Columns beta_1 = next(H_), betas = next((L_ - 1) * H_);
 
@@ -176,9 +181,7 @@ Var Model::mix_loop(Tape& tape, const Layer& layer, Var xn, const Sequences& seq
   c.initial_state = c.final_state = past.S;
   c.H = H_, c.K = K_, c.V = V_, c.L = L_, c.C = chunk;
   show(tape, layer, {u, s, c});
-  const Var o = scan(tape, c, seq);
-  const Var normed = gated_norm(tape, o, gate, weight(tape, layer.o_norm), config_.norm_eps);
-  return linear(tape, normed, weight(tape, layer.out), into);
+  return output(tape, layer, scan(tape, c, seq), gate, into);
 }
 
 // Softmax attention with rotary positions (SPEC section 6).
@@ -200,7 +203,8 @@ Model::Model(const Config& config)
       H_(config.num_heads),
       K_(config.head_dim),
       V_(config.value_dim()),
-      L_(config.rank) {
+      L_(config.rank),
+      gate_(config.use_gate ? H_ * V_ : 0) {
   embeddings_ = parameters_.add_matrix({matrix("model.embeddings.weight", config.vocab_size, D_)});
   const Init ones{Init::constant, 1};
   for (int64_t i = 0; i < config.num_hidden_layers; ++i) {
@@ -238,7 +242,8 @@ void Model::declare_gdn(Layer& layer, const std::string& p) {
   };
   const bool decay = learned_decay(layer.mixer);
   std::vector<Parameter> in = {matrix(p + "q_proj.weight", HK, D_), matrix(p + "k_proj.weight", HK, D_),
-                               matrix(p + "v_proj.weight", HV, D_), matrix(p + "g_proj.weight", HV, D_)};
+                               matrix(p + "v_proj.weight", HV, D_)};
+  if (gate_) in.push_back(matrix(p + "g_proj.weight", gate_, D_));
   if (decay) in.push_back(matrix(p + "a_proj.weight", H_, D_));
   in.push_back(matrix(p + "b_proj.weight", H_, D_));
   layer.in = parameters_.add_matrix(in, true);
@@ -274,14 +279,14 @@ void Model::declare_gdn(Layer& layer, const std::string& p) {
 void Model::declare_loop(Layer& layer, const std::string& p) {
   const int64_t HK = H_ * K_, HV = H_ * V_, W = config_.conv_size;
   const Init normal{Init::normal, config_.initializer_range};
-  layer.in = parameters_.add_matrix({matrix(p + "q_proj.weight", HK, D_),
-                                     matrix(p + "v_proj.weight", HV, D_),
-                                     matrix(p + "g_proj.weight", HV, D_),
-                                     matrix(p + "a_proj.weight", H_, D_),
-                                     {p + "solver.key.weight", {L_, HK, D_}, normal},
-                                     {p + "solver.gain.weight", {L_, HV, D_}, normal},
-                                     matrix(p + "solver.gate.weight", L_ * H_, D_)},
-                                    true);
+  std::vector<Parameter> in = {matrix(p + "q_proj.weight", HK, D_), matrix(p + "v_proj.weight", HV, D_)};
+  if (gate_) in.push_back(matrix(p + "g_proj.weight", gate_, D_));
+  for (const Parameter& piece : {matrix(p + "a_proj.weight", H_, D_),
+                                 {p + "solver.key.weight", {L_, HK, D_}, normal},
+                                 {p + "solver.gain.weight", {L_, HV, D_}, normal},
+                                 matrix(p + "solver.gate.weight", L_ * H_, D_)})
+    in.push_back(piece);
+  layer.in = parameters_.add_matrix(in, true);
   layer.solver_conv = parameters_.add_vector(
       {p + "solver.conv.weight", {D_, 1, W}, {Init::uniform, 1 / std::sqrt(static_cast<double>(W))}});
   layer.A_log = parameters_.add_vector({p + "A_log", {H_}, {Init::decay_rate}});

@@ -77,7 +77,7 @@ class Model {
               std::vector<Var>* layers = nullptr) const;
   // One token of one stream by the fused kernels of kernels/decode.h, which a graph may record: logits
   // [vocab] after `token` [1] i32. `work` has step_bytes() bytes. can_step(): on cuda, for the mixers of SPEC
-  // sections 3 and 4 without ablations, unless --kernels simple.
+  // sections 3 and 4 with the output gate and no ablations, unless --kernels simple.
   bool can_step() const;
   size_t step_bytes() const;
   void step(Tensor token, DecodeState& state, Tensor logits, char* work) const;
@@ -123,6 +123,8 @@ class Model {
   };
   Writes solve(Tape& tape, const Layer& layer, Var xn, Var v, Var k, Var beta, const Sequences& seq,
                LayerState* state) const;
+  // o_proj of the normed and gated o.
+  Var output(Tape& tape, const Layer& layer, Var o, Columns gate, Tensor into) const;
   Var write_keys(Tape& tape, const Layer& layer, Var down, Var k) const;
   void show(Tape& tape, const Layer& layer, const MixerValues& values) const;
   Var weight(Tape& tape, Slot slot) const;
@@ -131,6 +133,7 @@ class Model {
 
   Config config_;
   int64_t D_, H_, K_, V_, L_;
+  int64_t gate_;  // width of the output gate: H V, or 0 without one
   Slot embeddings_, final_norm_, head_;
   std::vector<Layer> layers_;
   Parameters parameters_;

@@ -44,7 +44,7 @@ bool Model::can_step() const {
   bool fused = device() == Device::cuda && kernel_choice == KernelChoice::fast && aligned && small && solver;
   for (const Layer& layer : layers_)
     fused = fused && layer.mixer != "prism-loop" && layer.mixer != "attention";
-  return fused && config_.ablations.empty();
+  return fused && config_.use_gate && config_.ablations.empty();
 }
 
 size_t Model::step_bytes() const {

@@ -1,4 +1,5 @@
-// What every .cu file shares: the one stream, the cuBLAS handle, checked calls. Included by .cu files only.
+// What every .cu file shares: the thread's stream, the cuBLAS handle, checked calls. Included by .cu files
+// only.
 #pragma once
 
 #include <cublas_v2.h>
@@ -9,13 +10,13 @@
 namespace prism::cuda {
 
 struct Context {
-  cudaStream_t stream;   // all work of the engine, in order; can be captured into a graph
+  cudaStream_t stream;   // all work of this thread, in order; can be captured into a graph
   cublasHandle_t blas;   // on that stream, with a workspace of its own; float products without TF32
   int multiprocessors;   // of this card
   size_t shared_memory;  // bytes that one block may ask for
 };
 
-// Made at the first call; throws what describe() throws when there is no usable card.
+// Made at a thread's first call; throws what describe() throws when there is no usable card.
 const Context& context();
 inline cudaStream_t stream() { return context().stream; }
 

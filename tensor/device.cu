@@ -51,7 +51,7 @@ Context make_context() {
 }  // namespace
 
 const Context& context() {
-  static const Context c = make_context();
+  thread_local const Context c = make_context();
   return c;
 }
 

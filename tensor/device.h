@@ -1,5 +1,5 @@
-// Memory and order of work on a device. On cuda all work goes to one stream; copies to and from the host wait
-// for it.
+// Memory and order of work on a device. On cuda a thread has a stream of its own, to which all its work goes,
+// and a model belongs to one thread; copies to and from the host wait for the stream.
 #pragma once
 
 #include <cstddef>

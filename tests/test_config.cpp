@@ -91,7 +91,8 @@ TEST_CASE("config: what is written reads back equal, every key at another value 
   Config c;
   c.vocab_size = 258, c.hidden_size = 64, c.num_hidden_layers = 2, c.num_heads = 3, c.head_dim = 5;
   c.attention_heads = 8;
-  c.expand_v = 1.4, c.intermediate_size = 77, c.hidden_ratio = 3.3, c.conv_size = 2, c.norm_eps = 1e-5;
+  c.expand_v = 1.4, c.intermediate_size = 77, c.hidden_ratio = 3.3, c.conv_size = 2, c.use_gate = false,
+  c.norm_eps = 1e-5;
   c.tie_word_embeddings = true, c.initializer_range = 0.1, c.bos_token_id = 256, c.eos_token_id = 257;
   c.mixers = {"prism", "gdn"}, c.rank = 3, c.solver_dim = 7, c.solver_residual = SolverResidual::anchor;
   c.solver_gain = SolverGain::gelu, c.solver_key_norm = false, c.solver_gate_init = 2.0 / 3;
@@ -203,7 +204,7 @@ TEST_CASE("config: bad files give one line with the file, the key, what was expe
        "base_key, shared_key"},
       {R"({"model_type": "llama"})", "model_type", "\"llama\""},
       {R"({"model_type": 7})", "model_type", "7"},
-      {R"({"use_gate": false})", "use_gate", "false"},
+      {R"({"use_gate": 1})", "use_gate", "1"},
       {R"({"use_short_conv": false})", "use_short_conv", "false"},
       {R"({"allow_neg_eigval": true})", "allow_neg_eigval", "true"},
       {R"({"num_v_heads": 8})", "num_v_heads", "8"},

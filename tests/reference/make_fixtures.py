@@ -54,6 +54,7 @@ CASES: dict[str, tuple[dict, int, int, bool]] = {
        for off in ("no_gelu", "no_anchor", "no_gain")},
     "mixed-untied": (LOOP | dict(num_hidden_layers=3, mixers=["retnet", "prism-loop", "prism"],
                                  tie_word_embeddings=False), 2, 70, True),
+    "mixed-no-output-gate": (LOOP | TWO | dict(mixers=["prism", "prism-loop"], rank=2, use_gate=False), 2, 70, True),
     "attention": (SMALL | TWO | dict(mixers="attention"), 1, 131, True),
     "attention-hybrid-one-document": (PRISM | TWO | dict(mixers=["prism", "attention"], attention_heads=3),
                                       2, 67, False),

@@ -38,6 +38,7 @@ class Config:
     intermediate_size: int | None = None  # F
     hidden_ratio: float = 4
     conv_size: int = 4  # W
+    use_gate: bool = True
     norm_eps: float = 1e-6
     tie_word_embeddings: bool = False
     initializer_range: float = 0.02
@@ -153,7 +154,7 @@ class Mixer(nn.Module):
         self.D, self.H, self.K, self.V = c.hidden_size, c.num_heads, c.head_dim, c.value_dim
         self.q_proj = Weight(self.H * self.K, self.D)
         self.v_proj = Weight(self.H * self.V, self.D)
-        self.g_proj = Weight(self.H * self.V, self.D)
+        self.g_proj = Weight(self.H * self.V, self.D) if c.use_gate else None
         self.o_proj = Weight(self.D, self.H * self.V)
         self.o_norm = Weight(self.V)
         if name in LEARNED_DECAY:
@@ -176,9 +177,9 @@ class Mixer(nn.Module):
         return None
 
     def output(self, o: Tensor, x: Tensor) -> Tensor:
-        """o_proj( RMSNorm_V(o) * SiLU(g_proj x) )"""
-        o = rms_norm(o, self.o_norm.weight, self.c.norm_eps)
-        return self.o_proj(o.flatten(2) * F.silu(self.g_proj(x)))
+        """o_proj( RMSNorm_V(o) * SiLU(g_proj x) ), or without the gate"""
+        o = rms_norm(o, self.o_norm.weight, self.c.norm_eps).flatten(2)
+        return self.o_proj(o * F.silu(self.g_proj(x)) if self.g_proj else o)
 
 
 class GatedDelta(Mixer):
