@@ -65,11 +65,12 @@ void flush_directory(const std::string& path) {
               path, ": cannot flush to disk: ", system_reason());
 }
 
-std::string made_directory(const std::string& path) {
+// False when it is there already.
+bool make_directory(const std::string& path) {
   std::error_code error;
-  fs::create_directories(path, error);
+  const bool made = fs::create_directories(path, error);
   PRISM_CHECK(!error, path, ": cannot create the directory: ", error.message());
-  return path;
+  return made;
 }
 
 }  // namespace
@@ -83,8 +84,15 @@ std::string newest_checkpoint(const std::string& dir) {
   return dir;
 }
 
+CheckpointWriter::MadeDirectory::MadeDirectory(const std::string& out)
+    : path(out), made(make_directory(out)) {}
+
+CheckpointWriter::MadeDirectory::~MadeDirectory() {
+  if (made) ::rmdir(path.c_str());  // fails unless it is empty
+}
+
 CheckpointWriter::CheckpointWriter(const std::string& out, bool resume)
-    : directory_(made_directory(out), O_RDONLY | O_DIRECTORY | O_CLOEXEC) {
+    : made_(out), directory_(out, O_RDONLY | O_DIRECTORY | O_CLOEXEC) {
   PRISM_CHECK(::faccessat(AT_FDCWD, out.c_str(), W_OK, AT_EACCESS) == 0, out,
               ": cannot write: ", system_reason());
   PRISM_CHECK(::flock(directory_.fd(), LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK, out,
@@ -108,7 +116,7 @@ void CheckpointWriter::save(int64_t step, const std::vector<CheckpointFile>& fil
   if (!exists(inside(name))) {
     const std::string temporary = inside(kTemporary + std::string(name));
     try {
-      made_directory(temporary);
+      make_directory(temporary);
       for (const CheckpointFile& file : files) {
         OutputFile output(temporary + "/" + file.name);
         file.write(output);

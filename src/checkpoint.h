@@ -31,7 +31,8 @@ struct CheckpointFile {
 std::string newest_checkpoint(const std::string& dir);
 
 // The only writer of an output directory. Opening one makes the directory, locks it against a second writer,
-// and clears away what a killed one left.
+// and clears away what a killed one left. A directory made here is removed at the end if it is still empty,
+// so that a run that is refused leaves nothing.
 class CheckpointWriter {
  public:
   // A new run throws when `out` already holds a model, a resumed one when it holds none.
@@ -49,6 +50,12 @@ class CheckpointWriter {
   void link(const std::string& name, const std::string& to) const;
   void prune(int64_t keep) const;
 
+  struct MadeDirectory {
+    std::string path;
+    bool made;
+    explicit MadeDirectory(const std::string& out);
+    ~MadeDirectory();
+  } made_;
   File directory_;  // holds the lock
 };
 

@@ -194,9 +194,14 @@ Config parse_config(const std::string& json_text, const std::string& where) {
                              {"allow_neg_eigval", false},
                              {"num_v_heads", nullptr},
                              {"attn", nullptr},
-                             {"hidden_act", "swish"}};
-  for (const auto& [key, value] : fixed.items())
-    if (object.contains(key) && object[key] != value) fail(where, key, shown(value), shown(object[key]));
+                             {"hidden_act", "swish"},
+                             {"attnres_block_size", nullptr},
+                             {"output_gate_activation", "swish"}};
+  for (const auto& [key, value] : fixed.items()) {
+    const bool alias = key == "output_gate_activation" && object.value(key, json()) == "silu";
+    if (object.contains(key) && object[key] != value && !alias)
+      fail(where, key, shown(value), shown(object[key]));
+  }
   const json type = object.value("model_type", json("prism"));
   if (type != "gated_deltanet" && type != "prism")
     fail(where, "model_type", "gated_deltanet or prism", shown(type));

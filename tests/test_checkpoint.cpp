@@ -286,6 +286,18 @@ TEST_CASE("checkpoint: a new run refuses a directory with a model, a resumed one
         plain + "/config.json: cannot create the directory: Not a directory");
 }
 
+TEST_CASE("checkpoint: a directory made for a run that saves nothing goes, one that was there stays") {
+  const TemporaryDirectory dir;
+  { CheckpointWriter(dir / "new", false); }
+  CHECK(!fs::exists(dir / "new"));
+  CHECK(
+      error_of([&] { CheckpointWriter(dir / "new", true); }).starts_with(dir / "new: expected a checkpoint"));
+  CHECK(!fs::exists(dir / "new"));
+  fs::create_directory(dir / "old");
+  { CheckpointWriter(dir / "old", false); }
+  CHECK(fs::exists(dir / "old"));
+}
+
 TEST_CASE("checkpoint: a second writer is refused while the first lives") {
   const TemporaryDirectory dir;
   {

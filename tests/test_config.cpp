@@ -72,7 +72,8 @@ TEST_CASE("config: an empty file is flash-linear-attention's default Gated Delta
 TEST_CASE("config: a file of flash-linear-attention's is read, its foreign keys are written back") {
   const std::string text =
       R"({"architectures": ["GatedDeltaNetForCausalLM"], "model_type": "gated_deltanet", "use_gate": true,
-          "attn": null, "attn_mode": "chunk", "expand_v": 2, "hidden_act": "swish", "hidden_ratio": null,
+          "attn": null, "attn_mode": "chunk", "expand_v": 2, "attnres_block_size": null,
+          "output_gate_activation": "silu", "hidden_act": "swish", "hidden_ratio": null,
           "hidden_size": 768, "num_v_heads": null, "intermediate_size": null, "torch_dtype": "bfloat16"})";
   const Config c = parse_config(text, "config.json");
   CHECK(c.hidden_size == 768);
@@ -82,6 +83,7 @@ TEST_CASE("config: a file of flash-linear-attention's is read, its foreign keys 
   CHECK(back["attn_mode"] == "chunk");
   CHECK(back["torch_dtype"] == "bfloat16");
   CHECK(back["use_gate"] == true);
+  CHECK(back["output_gate_activation"] == "silu");
   CHECK(back["intermediate_size"].is_null());
   CHECK(back["model_type"] == "gated_deltanet");
   CHECK(parse_config(to_json(c), "again") == c);
@@ -209,7 +211,11 @@ TEST_CASE("config: bad files give one line with the file, the key, what was expe
       {R"({"allow_neg_eigval": true})", "allow_neg_eigval", "true"},
       {R"({"num_v_heads": 8})", "num_v_heads", "8"},
       {R"({"attn": {"layers": [0]}})", "attn", "{\"layers\":[0]}"},
-      {R"({"hidden_act": "gelu"})", "hidden_act", "\"gelu\""},
+      {R"({"hidden_act": "powlu"})", "hidden_act", "\"powlu\""},
+      {R"({"attnres_block_size": 4})", "attnres_block_size", "4"},
+      {R"({"output_gate_activation": "sigmoid"})", "output_gate_activation", "\"sigmoid\""},
+      {R"({"output_gate_activation": null})", "output_gate_activation", "null"},
+      {R"({"head_dim": 64, "expand_v": 1.1})", "expand_v", "70.4"},
   };
   for (const Bad& b : bad) {
     const std::string message = error_of(b.text);

@@ -293,6 +293,26 @@ TEST_CASE(
   CHECK(message.starts_with("--data: "));
   REQUIRE(run_resumed(shop, "run", {"--allow-change", "data"}) == 0);
   CHECK(read_state(shop / "run").loader.epoch == 1);
+
+  // One id of many, wherever it stands.
+  std::vector<int32_t> ids(400'001, 7);
+  const auto write_shard = [&] {
+    ShardWriter shard(shop / "ids.bin", 2);
+    shard.append(ids.data(), static_cast<int64_t>(ids.size()));
+    shard.finish();
+  };
+  write_shard();
+  REQUIRE(run(shop.train("ids", {"--data", shop / "ids.bin", "--stop-after", "1"})) == 0);
+  for (const size_t changed : {0, 5'000, 65'536, 359'999}) {  // the last tenth is validation
+    ++ids[changed];
+    write_shard();
+    CAPTURE(changed);
+    CHECK(run_resumed(shop, "ids", {}, &message) == 1);
+    CHECK(message.starts_with("--data: expected the data that the run was saved with"));
+    --ids[changed];
+  }
+  write_shard();
+  CHECK(run_resumed(shop, "ids", {"--stop-after", "2"}) == 0);
 }
 
 TEST_CASE("train: SIGINT and SIGTERM finish the step and save; the run then goes on exactly") {
@@ -416,6 +436,7 @@ TEST_CASE("train: wrong input is one line that names the place, and existing fil
   write(shop / "other.json", R"({"vocab_size": 300, "hidden_size": 16, "num_heads": 2, "head_dim": 8})");
   fails({"train", "--config", shop / "other.json", "--data", shop / "text.txt", "--out", shop / "z"}, 1,
         "bos_token_id 256");
+  for (const char* refused : {"x", "y", "z"}) CHECK(!fs::exists(shop / refused));
   check_equal(Result(shop / "run"), before);
 }
 

@@ -20,6 +20,7 @@ else
   check "$build/run-gpu-tests"
   check "$build/prism" gradcheck --device cuda --dtype f32
   check "$build/prism" gradcheck --device cuda --dtype bf16
+  check bash tests/gpu/resume.sh "$build/prism" cuda
 fi
 echo "$passed passed, $failed failed"
 [[ $failed -eq 0 ]]
