@@ -1,5 +1,6 @@
 #include "src/trainer.h"
 
+#include <algorithm>
 #include <csignal>
 #include <cstdio>
 #include <nlohmann/json.hpp>
