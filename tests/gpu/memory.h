@@ -7,6 +7,7 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 #include <map>
 #include <string>
@@ -18,6 +19,9 @@
 #include "tensor/rng.h"
 
 namespace prism {
+
+// Under compute-sanitizer, a hundred times slower, each kernel runs once or twice at small size.
+inline const bool kSmall = std::getenv("PRISM_SMALL") != nullptr;
 
 enum class Use { in, out, inout, scratch };
 

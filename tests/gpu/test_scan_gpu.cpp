@@ -1,11 +1,11 @@
 // The scan on the card against the token recurrence in double on the processor, on the same rounded inputs.
 #include <doctest/doctest.h>
 
-#include <cstdlib>
 #include <map>
 
 #include "src/compare.h"
 #include "src/scan_case.h"
+#include "tests/gpu/memory.h"
 
 using namespace prism;
 
@@ -47,9 +47,6 @@ void check_on_card(const ScanCase& c, double tolerance, Worst& worst) {
     CHECK(error <= tolerance);
   });
 }
-
-// Under compute-sanitizer, a hundred times slower, each kernel runs once or twice at small size.
-const bool kSmall = std::getenv("PRISM_SMALL") != nullptr;
 
 std::vector<ScanCase> settings() {
   const std::vector<ScanCase> all = scan_settings();
