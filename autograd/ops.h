@@ -89,6 +89,16 @@ struct KeyValues {
 };
 Var attention(Tape& tape, Var qkv, int64_t H, const Sequences& seq, const KeyValues& cache);
 
+// kernels/ttt.h: the serial solver. q, k, v [n, H K], beta [n,H]; W1 [H,M,K], b1 [H,M], W2 [H,K,M], b2,
+// norm_weight, norm_bias [H,K] -> o [n, H K].
+struct TttInputs {
+  Var q = nullptr, k = nullptr, v = nullptr, beta = nullptr;
+  Var W1 = nullptr, b1 = nullptr, W2 = nullptr, b2 = nullptr, norm_weight = nullptr, norm_bias = nullptr;
+  Tensor initial_state, final_state;  // [B,H,P], or absent
+  double rate = 1, eps = 1e-6;
+};
+Var ttt(Tape& tape, const TttInputs& in, const Sequences& seq);
+
 // RMSNorm over each head's V of o, times weight [V], times SiLU(gate) -> temporary [n, H V]
 Var gated_norm(Tape& tape, Var o, Columns gate, Var weight, double eps);
 

@@ -6,6 +6,7 @@
 #include "kernels/loss.h"
 #include "kernels/matmul.h"
 #include "kernels/scan.h"
+#include "kernels/ttt.h"
 
 namespace prism {
 
@@ -210,6 +211,53 @@ Var attention(Tape& tape, Var qkv, int64_t H, const Sequences& seq, const KeyVal
       attention_backward<T>(tape.device(), args(tag), g);
     });
     turn(dqkv, true);
+  });
+  return o;
+}
+
+Var ttt(Tape& tape, const TttInputs& in, const Sequences& seq) {
+  const int64_t n = seq.n(), H = in.W1->value.shape[0], M = in.W1->value.shape[1], K = in.W1->value.shape[2];
+  for (Var x : {in.q, in.k, in.v}) check_shape("ttt: q, k, v", x, {n, H * K});
+  check_shape("ttt: W2", in.W2, {H, K, M});
+  const auto args = [=]<class T>(Tag<T>) {
+    using A = acc_t<T>;
+    TttArgs<T> a;
+    a.q = ptr<T>(in.q), a.k = ptr<T>(in.k), a.v = ptr<T>(in.v), a.beta = ptr<A>(in.beta);
+    a.W1 = ptr<A>(in.W1), a.b1 = ptr<A>(in.b1), a.W2 = ptr<A>(in.W2), a.b2 = ptr<A>(in.b2);
+    a.norm_weight = ptr<A>(in.norm_weight), a.norm_bias = ptr<A>(in.norm_bias);
+    a.initial_state = in.initial_state.ptr<A>(), a.start = seq.start.ptr<int32_t>();
+    a.B = seq.B, a.T_len = seq.T, a.H = H, a.K = K, a.M = M;
+    a.rate = static_cast<A>(in.rate), a.eps = static_cast<A>(in.eps);
+    return a;
+  };
+  const Var o = tape.make({n, H * K});
+  tape.run([&]<class T>(Tag<T> tag) {
+    TttArgs<T> a = args(tag);
+    a.o = ptr<T>(o), a.final_state = in.final_state.ptr<acc_t<T>>();
+    ttt_forward<T>(tape.device(), a);
+  });
+  tape.on_reverse([=, &tape] {
+    const Tensor d_o = tape.grad(o);
+    for (Var x : {in.q, in.k, in.v}) tape.value(x);
+    const Tensor dq = tape.grad_target(in.q), dk = tape.grad_target(in.k), dv = tape.grad_target(in.v);
+    const Tensor dbeta = tape.grad_target(in.beta);
+    Tape::Scratch scratch(tape);
+    const TttArgs<float> sizes{.H = H, .K = K, .M = M};
+    const Tensor record = tape.scratch(tape.acc(), {seq.B * H, seq.T, sizes.R()});
+    const Tensor partial = tape.scratch(tape.acc(), {seq.B, H, sizes.P() + 2 * K});
+    tape.run([&]<class T>(Tag<T> tag) {
+      using A = acc_t<T>;
+      TttArgs<T> a = args(tag);
+      a.record = record.ptr<A>();
+      TttGrads<T> g;
+      g.dq = dq.ptr<T>(), g.dk = dk.ptr<T>(), g.dv = dv.ptr<T>(), g.dbeta = dbeta.ptr<A>();
+      g.dW1 = in.W1->grad.ptr<A>(), g.db1 = in.b1->grad.ptr<A>();
+      g.dW2 = in.W2->grad.ptr<A>(), g.db2 = in.b2->grad.ptr<A>();
+      g.dnorm_weight = in.norm_weight->grad.ptr<A>(), g.dnorm_bias = in.norm_bias->grad.ptr<A>();
+      g.partial = partial.ptr<A>(), g.d_o = d_o.ptr<T>();
+      ttt_backward<T>(tape.device(), a, g);
+    });
+    tape.settle(in.q, dq), tape.settle(in.k, dk), tape.settle(in.v, dv), tape.settle(in.beta, dbeta);
   });
   return o;
 }

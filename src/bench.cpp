@@ -144,6 +144,12 @@ double attention_flops(int64_t columns, int64_t T) {  // the same; on average a 
 }
 int64_t rank_of(const Config& c, int64_t layer) { return c.mixer(layer).starts_with("prism") ? c.rank : 1; }
 
+// The scan, or the serial solver's five products with a vector and two outer products.
+double write_flops(const Config& c, int64_t layer) {
+  if (c.mixer(layer) == "ttt-mlp") return 6 * 7 * 4 * real(c.head_dim * c.head_dim * c.num_heads);
+  return scan_flops(c.num_heads, c.head_dim, c.value_dim(), rank_of(c, layer));
+}
+
 int64_t attention_layers(const Config& c) {
   int64_t count = 0;
   for (int64_t i = 0; i < c.num_hidden_layers; ++i) count += c.mixer(i) == "attention";
@@ -157,8 +163,7 @@ double model_flops(const Model& model, int64_t T) {  // a token
     if (p.decays && (c.tie_word_embeddings || p.name != "model.embeddings.weight"))
       flops += 6 * real(p.shape.numel());
   for (int64_t i = 0; i < c.num_hidden_layers; ++i)
-    flops += c.mixer(i) == "attention" ? attention_flops(c.hidden_size, T)
-                                       : scan_flops(c.num_heads, c.head_dim, c.value_dim(), rank_of(c, i));
+    flops += c.mixer(i) == "attention" ? attention_flops(c.hidden_size, T) : write_flops(c, i);
   return flops;
 }
 
@@ -172,7 +177,7 @@ std::map<std::string, Cost> step_costs(const Model& model, int64_t tokens, int64
   const double HK = real(c.num_heads * c.head_dim), HV = real(c.num_heads * c.value_dim());
   const double L = real(rank_of(c, 0)), channels = 2 * HK + HV + (L > 1 ? D : 0);
   const double attending = real(attention_layers(c)), scanning = real(c.num_hidden_layers) - attending;
-  const double scan = n * scanning * scan_flops(c.num_heads, c.head_dim, c.value_dim(), rank_of(c, 0));
+  const double scan = n * scanning * write_flops(c, 0);
   const double attention = n * attending * attention_flops(c.hidden_size, T);
   const double products = n * model_flops(model, T) - scan - attention;
   const double bytes = real(size_of(model.dtype()));
@@ -195,6 +200,8 @@ std::map<std::string, Cost> step_costs(const Model& model, int64_t tokens, int64
           {"l2norm_backward", {s * 3 * (L - 1) * HK, 0}},
           {"scan_forward", {s * (in + HV), scan / 3}},
           {"scan_backward", {s * (2 * in + HV), scan * 2 / 3}},
+          {"ttt_forward", {s * 4 * HK, scan / 3}},
+          {"ttt_backward", {s * 7 * HK, scan * 2 / 3}},
           {"rotary", {t * 8 * D, 0}},
           {"attention_forward", {t * 4 * D, attention / 3}},
           {"attention_backward", {t * 8 * D, attention * 2 / 3}},

@@ -142,6 +142,8 @@ void check_mixers(const Config& c, const std::string& where) {
   if (contains(c.mixers, "attention") && c.hidden_size % (2 * heads) != 0)
     fail(where, "hidden_size", cat("a multiple of twice the ", heads, " heads of attention"),
          cat(c.hidden_size));
+  if (contains(c.mixers, "ttt-mlp") && c.value_dim() != c.head_dim)
+    fail(where, "expand_v", "1, as ttt-mlp needs", cat(c.expand_v));
 }
 
 // A switch must change the model, so some layer's mixer must have it; in a mixed model the other layers stay
@@ -180,8 +182,8 @@ int64_t Config::feed_forward() const {
 bool Config::ablated(std::string_view name) const { return contains(ablations, name); }
 
 const Names& mixer_names() {
-  static const Names names = {"linear", "retnet", "mamba2",     "deltanet",
-                              "gdn",    "prism",  "prism-loop", "attention"};
+  static const Names names = {"linear", "retnet",     "mamba2",    "deltanet", "gdn",
+                              "prism",  "prism-loop", "attention", "ttt-mlp"};
   return names;
 }
 

@@ -52,12 +52,12 @@ struct Config {
   bool operator==(const Config&) const = default;
 };
 
-// The mixers this engine has: linear, retnet, mamba2, deltanet, gdn, prism, prism-loop, attention.
+// The mixers this engine has: linear, retnet, mamba2, deltanet, gdn, prism, prism-loop, attention, ttt-mlp.
 const std::vector<std::string>& mixer_names();
 
 // Throws one line (key, expected, got) when the parts don't fit: unknown mixer or ablation, an ablation that
 // no mixer of the model has, more than one key switch, prism-loop with H V != D, attention heads that do not
-// divide D evenly, sizes < 1, a mixer list of another length than the layers.
+// divide D evenly, ttt-mlp with V != K, sizes < 1, a mixer list of another length than the layers.
 void validate(const Config& config);
 
 // `where` names the file in errors. Reading validates; flash-linear-attention's keys that would change the

@@ -145,6 +145,23 @@ void check_attention(Trial& t, const Sizes& s) {
   t.output("o", attention(t.tape, qkv, s.H, t.sequences(s), {}));
 }
 
+void check_ttt(Trial& t, const Sizes& s) {
+  const int64_t K = std::min<int64_t>(s.K, 64), M = 4 * K;  // 64: what fits on chip
+  TttInputs in;
+  const auto unit = [&](const char* name) { return l2norm(t.tape, t.activation(name, {s.n(), s.H * K}), K); };
+  in.q = unit("q"), in.k = unit("k"), in.v = t.activation("v", {s.n(), s.H * K});
+  in.beta = t.scalars("beta", {s.n(), s.H}, 0, 1);
+  in.W1 = t.vector("W1", {s.H, M, K}), in.b1 = t.vector("b1", {s.H, M}, 0.3);
+  in.W2 = t.vector("W2", {s.H, K, M}, 1 / std::sqrt(static_cast<double>(M)));
+  in.b2 = t.vector("b2", {s.H, K}, 0.3);
+  in.norm_weight = t.vector("norm_weight", {s.H, K}, 0.3, 1);
+  in.norm_bias = t.vector("norm_bias", {s.H, K}, 0.3);
+  in.initial_state = t.constant(t.tape.acc(), {s.B, s.H, 2 * M * K + M + K});
+  in.final_state = t.tape.make(t.tape.acc(), {s.B, s.H, 2 * M * K + M + K})->value;
+  in.rate = 0.2 / static_cast<double>(K), in.eps = 0.1;
+  t.output("o", ttt(t.tape, in, t.sequences(s)));
+}
+
 void check_gated_norm(Trial& t, const Sizes& s) {
   const int64_t HV = s.H * s.V;
   const Var o = t.activation("o", {s.n(), HV}), gate = t.activation("gate", {s.n(), HV + kUnread});
@@ -206,6 +223,7 @@ std::vector<OpCase> op_cases() {
       {"scan, no erasure", with(check_scan, false, true, int64_t{1})},
       {"scan, neither", with(check_scan, false, false, int64_t{1})},
       {"attention", check_attention},
+      {"ttt", check_ttt},
       {"gated_norm", check_gated_norm},
       {"swiglu",
        [](Trial& t, const Sizes& s) {

@@ -31,6 +31,7 @@ std::vector<ModelCase> model_cases(bool aligned) {
   const auto add = [&](const std::string& name, const std::string& mixer, int64_t rank, const auto& change) {
     Config c = base;
     c.mixers = {mixer}, c.rank = rank;
+    if (mixer == "ttt-mlp") c.expand_v = 1;
     change(c);
     validate(c);
     cases.push_back({name, c});

@@ -10,9 +10,11 @@ namespace prism {
 namespace {
 
 constexpr double kResidualLayers = 2;  // additions to the residual stream a layer makes
+constexpr double kInnerRate = 0.1;     // ttt-mlp: eta = kInnerRate / K beta
+constexpr int64_t kMemoryWidth = 4;    // ttt-mlp: M / K
 
 bool learned_decay(const std::string& mixer) {
-  return mixer != "linear" && mixer != "retnet" && mixer != "deltanet";
+  return mixer != "linear" && mixer != "retnet" && mixer != "deltanet" && mixer != "ttt-mlp";
 }
 
 Cache both(Tensor cache) { return {cache, cache}; }
@@ -71,7 +73,7 @@ Var Model::forward(Tape& tape, const Inputs& in, DecodeState* state, std::vector
   return n.xn;
 }
 
-// linear, retnet, mamba2, deltanet, gdn and prism: SPEC sections 3 and 4.
+// linear, retnet, mamba2, deltanet, gdn and prism: SPEC sections 3 and 4; ttt-mlp: section 10.
 Var Model::mix_gdn(Tape& tape, const Layer& layer, Var xn, const Sequences& seq, LayerState* state,
                    Tensor into) const {
   const int64_t HK = H_ * K_, HV = H_ * V_;
@@ -83,12 +85,14 @@ Var Model::mix_gdn(Tape& tape, const Layer& layer, Var xn, const Sequences& seq,
   const Columns q_in = next(HK), k_in = next(HK), v_in = next(HV), gate = next(gate_);
   const Columns a = learned_decay(layer.mixer) ? next(H_) : Columns(), b = next(H_);
 
-  const double scale = 1 / std::sqrt(static_cast<double>(K_));
+  // A memory of its own answers unit queries as it learns from unit keys.
+  const double scale = layer.W1 ? 1 : 1 / std::sqrt(static_cast<double>(K_));
   const Var q = short_conv(tape, q_in, weight(tape, layer.conv_q), seq, K_, scale, both(past.q));
   const Var k = short_conv(tape, k_in, weight(tape, layer.conv_k), seq, K_, 1, both(past.k));
   const Var v = short_conv(tape, v_in, weight(tape, layer.conv_v), seq, 0, 1, both(past.v));
   const Gates g =
       gates(tape, decay_of(layer.mixer), b, a, weight(tape, layer.A_log), weight(tape, layer.dt_bias));
+  if (layer.W1) return output(tape, layer, memory(tape, layer, q, k, v, g.beta, seq, past), gate, into);
   const Writes writes = solve(tape, layer, xn, v, k, g.beta, seq, state);
 
   ScanInputs s;
@@ -105,6 +109,19 @@ Var Model::output(Tape& tape, const Layer& layer, Var o, Columns gate, Tensor in
   const Var normed = gate_ ? gated_norm(tape, o, gate, o_norm, config_.norm_eps)
                            : add_norm(tape, o, nullptr, o_norm, config_.norm_eps).xn;
   return linear(tape, normed, weight(tape, layer.out), into);
+}
+
+// ttt-mlp's answer in place of the scan's.
+Var Model::memory(Tape& tape, const Layer& layer, Var q, Var k, Var v, Var beta, const Sequences& seq,
+                  const LayerState& past) const {
+  TttInputs in;
+  in.q = q, in.k = k, in.v = v, in.beta = beta;
+  in.W1 = weight(tape, layer.W1), in.b1 = weight(tape, layer.b1);
+  in.W2 = weight(tape, layer.W2), in.b2 = weight(tape, layer.b2);
+  in.norm_weight = weight(tape, layer.memory_norm), in.norm_bias = weight(tape, layer.memory_bias);
+  in.initial_state = in.final_state = past.S;
+  in.rate = kInnerRate / static_cast<double>(K_), in.eps = config_.norm_eps;
+  return ttt(tape, in, seq);
 }
 
 // The closed-form solver (SPEC section 4): w_1 = beta v, and for prism the writes 2..L with their directions.
@@ -256,6 +273,7 @@ void Model::declare_gdn(Layer& layer, const std::string& p) {
   }
   layer.o_norm = parameters_.add_vector({p + "o_norm.weight", {V_}, {Init::constant, 1}});
   layer.out = parameters_.add_matrix({matrix(p + "o_proj.weight", D_, HV)});
+  if (layer.mixer == "ttt-mlp") return declare_memory(layer, p + "memory.");
   if (layer.mixer != "prism" || steps == 0) return;
 
   layer.solver_conv = conv("solver.conv.weight", D_);
@@ -274,6 +292,21 @@ void Model::declare_gdn(Layer& layer, const std::string& p) {
       {p + "solver.gate.bias", {steps * H_}, {Init::constant, config_.solver_gate_init}});
   if (config_.solver_scale)
     layer.scale = parameters_.add_vector({p + "solver.scale", {steps, H_}, {Init::constant, 0}});
+}
+
+// The weights a document's memory begins with, and its layer norm. Unit keys give hidden units of variance 1.
+void Model::declare_memory(Layer& layer, const std::string& p) {
+  const int64_t M = kMemoryWidth * K_;
+  const auto add = [&](const char* name, const Shape& shape, Init init) {
+    return parameters_.add_vector({p + name, shape, init});
+  };
+  const Init zero{Init::constant, 0};
+  layer.W1 = add("up.weight", {H_, M, K_}, {Init::normal, 1});
+  layer.b1 = add("up.bias", {H_, M}, zero);
+  layer.W2 = add("down.weight", {H_, K_, M}, {Init::normal, 1 / std::sqrt(static_cast<double>(M))});
+  layer.b2 = add("down.bias", {H_, K_}, zero);
+  layer.memory_norm = add("norm.weight", {H_, K_}, {Init::constant, 1});
+  layer.memory_bias = add("norm.bias", {H_, K_}, zero);
 }
 
 void Model::declare_loop(Layer& layer, const std::string& p) {
@@ -330,7 +363,9 @@ DecodeState::DecodeState(const Model& model, int64_t B) : lengths_(static_cast<s
         layers_.push_back(s);
         continue;
       }
-      s.S = take(acc_of(model.dtype()), {B, H, V, K});
+      const int64_t M = kMemoryWidth * K;
+      s.S = take(acc_of(model.dtype()),
+                 mixer == "ttt-mlp" ? Shape{B, H, 2 * M * K + M + K} : Shape{B, H, V, K});
       if (W > 1 && mixer != "prism-loop") {
         s.q = take(model.dtype(), {B, W - 1, H * K});
         s.k = take(model.dtype(), {B, W - 1, H * K});

@@ -15,7 +15,7 @@ namespace prism {
 // What one layer keeps of the past while decoding (SPEC section 7): O(1) in the number of tokens, but for
 // attention's keys and values.
 struct LayerState {
-  Tensor S;           // [B,H,V,K], accumulation type
+  Tensor S;           // [B,H,V,K], accumulation type; ttt-mlp: [B,H,P] (kernels/ttt.h)
   Tensor q, k, v, u;  // [B,W-1,channels] the last inputs of each convolution; absent where the layer has none
   KeyValues cache;    // attention layers have this alone
 };
@@ -101,6 +101,7 @@ class Model {
     std::string mixer;
     Slot attn_norm, in, conv_q, conv_k, conv_v, A_log, dt_bias, o_norm, out;
     Slot solver_conv, solver_down, key_up, gain_up, gate_bias, residual_up, scale;
+    Slot W1, b1, W2, b2, memory_norm, memory_bias;
     Slot mlp_norm, gate_up, down;
   };
   template <class T>
@@ -108,6 +109,7 @@ class Model {
   void declare_gdn(Layer& layer, const std::string& prefix);
   void declare_loop(Layer& layer, const std::string& prefix);
   void declare_attention(Layer& layer, const std::string& prefix);
+  void declare_memory(Layer& layer, const std::string& prefix);
   void declare_feed_forward(Layer& layer, const std::string& prefix);
   Parameter matrix(const std::string& name, int64_t rows, int64_t columns) const;
 
@@ -117,6 +119,8 @@ class Model {
                Tensor into) const;
   Var mix_attention(Tape& tape, const Layer& layer, Var xn, const Sequences& seq, LayerState* state,
                     Tensor into) const;
+  Var memory(Tape& tape, const Layer& layer, Var q, Var k, Var v, Var beta, const Sequences& seq,
+             const LayerState& past) const;
   struct Writes {
     Var w = nullptr, kappa = nullptr, u = nullptr;
     SolverInputs made_from;

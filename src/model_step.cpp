@@ -43,7 +43,7 @@ bool Model::can_step() const {
   const bool solver = L_ == 1 || config_.solver_dim % 8 == 0;
   bool fused = device() == Device::cuda && kernel_choice == KernelChoice::fast && aligned && small && solver;
   for (const Layer& layer : layers_)
-    fused = fused && layer.mixer != "prism-loop" && layer.mixer != "attention";
+    fused = fused && layer.mixer != "prism-loop" && layer.mixer != "attention" && layer.mixer != "ttt-mlp";
   return fused && config_.use_gate && config_.ablations.empty();
 }
 

@@ -49,6 +49,8 @@ const std::vector<Preset>& presets() {
     const Config base15 = of_bytes(sized(384, 8, 64, 896));
     const Config base119 = of_pieces(sized(768, 12, 128, 2048));
     const Config base353 = of_pieces(sized(1024, 24, 128, 2816));
+    Config ttt124 = of_pieces(sized(768, 12, 64, 2136));
+    ttt124.num_heads = 12, ttt124.expand_v = 1, ttt124.mixers = {"ttt-mlp"};
     const Recipe minutes = {.steps = 1000, .batch = 8, .seq = 256, .lr = 3e-3, .min_lr = 3e-4, .warmup = 50};
     const Recipe hours = {.steps = 5000, .batch = 8, .seq = 512, .lr = 2e-3, .min_lr = 2e-4, .warmup = 200};
     // 32 x 2048 x 8 = 524,288 tokens a step.
@@ -67,6 +69,7 @@ const std::vector<Preset>& presets() {
          with_attention(with_solver(base119, 3, 64), 4), card},
         {"transformer-110m", "110 M, 32,000 pieces, attention in every layer: one GPU",
          with_attention(base119, 1), card},
+        {"ttt-124m", "124 M, 32,000 pieces, the serial solver that PRISM replaces: to measure", ttt124, card},
         {"prism-353m", "353 M, 32,000 pieces, rank 3: GPUs", with_solver(base353, 3, 64), card353},
     };
   }();

@@ -25,9 +25,12 @@ bool has(const std::string& text, const std::string& part) { return text.find(pa
 // Parameters that a layer has without its solver, and that the solver adds (SPEC sections 3, 4 and 8).
 int64_t block_parameters(const Config& c, const std::string& mixer_name) {
   const int64_t D = c.hidden_size, HK = c.num_heads * c.head_dim, HV = c.num_heads * c.value_dim();
-  const int64_t mixer = D * (2 * HK + 3 * HV + 2 * c.num_heads)  // q, k; v, g, o; a, b
-                        + (2 * HK + HV) * c.conv_size            // convolutions
-                        + 2 * c.num_heads + c.value_dim();       // A_log, dt_bias; o_norm
+  const int64_t M = 4 * c.head_dim, K = c.head_dim;
+  // W1, W2, b1, b2, the layer norm; no a, A_log, dt_bias
+  const int64_t memory = mixer_name == "ttt-mlp" ? c.num_heads * (2 * M * K + M + 3 * K - D - 2) : 0;
+  const int64_t mixer = D * (2 * HK + 3 * HV + 2 * c.num_heads)      // q, k; v, g, o; a, b
+                        + (2 * HK + HV) * c.conv_size                // convolutions
+                        + 2 * c.num_heads + c.value_dim() + memory;  // A_log, dt_bias; o_norm
   return (mixer_name == "attention" ? 4 * D * D : mixer) + 3 * D * c.feed_forward() + 2 * D;
 }
 int64_t solver_parameters(const Config& c, const std::string& mixer_name) {
@@ -245,7 +248,8 @@ TEST_CASE("presets: sizes as their names say, and the solver adds at most a tent
                                                                      {"prism-124m", {123.5, 124.5}},
                                                                      {"prism-353m", {352.5, 353.5}},
                                                                      {"prism-124m-hybrid", {120, 121}},
-                                                                     {"transformer-110m", {109, 110}}};
+                                                                     {"transformer-110m", {109, 110}},
+                                                                     {"ttt-124m", {123.9, 124.1}}};
   CHECK(presets().size() == millions.size());
   for (const Preset& preset : presets()) {
     CAPTURE(preset.name);
@@ -265,5 +269,5 @@ TEST_CASE("presets: sizes as their names say, and the solver adds at most a tent
   CHECK_THROWS_WITH(
       find_preset("huge"),
       "--preset: expected one of tiny, gdn-15m, prism-15m, gdn-119m, prism-124m, prism-124m-hybrid, "
-      "transformer-110m, prism-353m, got huge");
+      "transformer-110m, ttt-124m, prism-353m, got huge");
 }

@@ -20,6 +20,7 @@ Config small(const std::vector<std::string>& mixers, int64_t rank) {
   c.intermediate_size = 20;
   c.tie_word_embeddings = true, c.rank = rank, c.solver_dim = 4, c.mixers = mixers, c.bos_token_id = 1,
   c.eos_token_id = 2;
+  if (mixers[0] == "ttt-mlp") c.expand_v = 1;
   return c;
 }
 
@@ -50,9 +51,9 @@ Pass run(const Config& config, const Batch& batch) {
   return {activations.logits, to_host(model.parameters().grads())};
 }
 
-const std::vector<std::vector<std::string>> kMixers = {{"linear"},     {"retnet"},    {"mamba2"},
-                                                       {"deltanet"},   {"gdn"},       {"prism"},
-                                                       {"prism-loop"}, {"attention"}, {"prism", "attention"}};
+const std::vector<std::vector<std::string>> kMixers = {
+    {"linear"}, {"retnet"},     {"mamba2"},    {"deltanet"},           {"gdn"},
+    {"prism"},  {"prism-loop"}, {"attention"}, {"prism", "attention"}, {"ttt-mlp"}};
 
 }  // namespace
 

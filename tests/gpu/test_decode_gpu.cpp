@@ -60,6 +60,8 @@ TEST_CASE("cuda decoding: prompt, then token by token, is the whole-sequence pas
   cases.back().ablations = {"no_gain"};
   cases.push_back(config_of("prism-loop", 2));
   cases.back().hidden_size = 160;
+  cases.push_back(config_of("ttt-mlp", 1));
+  cases.back().expand_v = 1;
   for (size_t i = 0; i < cases.size(); i += kSmall ? 5 : 1) {
     const Config& c = cases[i];
     INFO(c.mixer(0), " rank ", c.rank, " ", c.ablations.size());

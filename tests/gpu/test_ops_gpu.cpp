@@ -12,6 +12,7 @@
 #include "kernels/matmul.h"
 #include "kernels/norm.h"
 #include "kernels/solver.h"
+#include "kernels/ttt.h"
 #include "tests/gpu/memory.h"
 
 using namespace prism;
@@ -256,6 +257,60 @@ TEST_CASE("l2norm: forward and backward") {
       l2norm_backward<T>(m.device(), m.rows<T>("dx", Use::out, n, columns), dy, x, acc_t<T>(0.5), n, heads,
                          width);
     });
+}
+
+TEST_CASE("ttt: forward and backward, full and narrow heads, documents, a state, also in place") {
+  struct Case {
+    int64_t B, T, H, K, M;
+    bool documents, state;
+  };
+  for (const Case& c : {Case{4, 1, 4, 64, 256, false, true},
+                        {2, 20, 3, 64, 256, true, true},
+                        {3, 64, 2, 64, 256, false, false},
+                        {2, 20, 2, 40, 160, true, false},
+                        {1, 31, 1, 16, 64, true, true},
+                        {2, 9, 2, 5, 11, true, true}}) {
+    if (kSmall && c.B * c.T > 40) continue;
+    compare_with_cpu("ttt", cat(c.B, "x", c.T, "x", c.H, " K ", c.K, " M ", c.M), [&](auto tag, Memory& m) {
+      using T = TYPE_OF(tag);
+      const int64_t n = c.B * c.T * c.H * c.K, MK = c.H * c.M * c.K, M = c.H * c.M, K = c.H * c.K;
+      const double unit = 1 / std::sqrt(static_cast<double>(c.K));
+      TttArgs<T> a;
+      a.B = c.B, a.T_len = c.T, a.H = c.H, a.K = c.K, a.M = c.M;
+      a.rate = acc_t<T>(2 / static_cast<double>(c.K)), a.eps = acc_t<T>(0.01);
+      a.o = m.store<T>("o", Use::out, n), a.q = m.store<T>("q", Use::in, n, -unit, unit);
+      a.k = m.store<T>("k", Use::in, n, -unit, unit), a.v = m.store<T>("v", Use::in, n);
+      a.beta = m.acc<T>("beta", Use::in, c.B * c.T * c.H, 0, 1);
+      a.W1 = m.acc<T>("W1", Use::in, MK), a.b1 = m.acc<T>("b1", Use::in, M);
+      a.W2 = m.acc<T>("W2", Use::in, MK, -unit, unit), a.b2 = m.acc<T>("b2", Use::in, K);
+      a.norm_weight = m.acc<T>("norm_weight", Use::in, K, 0.5, 1.5);
+      a.norm_bias = m.acc<T>("norm_bias", Use::in, K);
+      if (c.documents) a.start = m.copy_of(random_starts(c.B, c.T));
+      if (c.state) {
+        a.initial_state = m.acc<T>("state", Use::in, c.B * c.H * a.P());
+        a.final_state = m.acc<T>("final", Use::out, c.B * c.H * a.P());
+      }
+      ttt_forward<T>(m.device(), a);
+      if (c.state) {
+        auto in_place = a;
+        in_place.o = m.store<T>("second o", Use::out, n);
+        in_place.initial_state = in_place.final_state = m.acc<T>("moved", Use::inout, c.B * c.H * a.P());
+        ttt_forward<T>(m.device(), in_place);
+      }
+
+      TttGrads<T> g;
+      a.record = m.acc<T>("record", Use::scratch, c.B * c.H * c.T * a.R());
+      g.dq = m.store<T>("dq", Use::out, n), g.dk = m.store<T>("dk", Use::out, n);
+      g.dv = m.store<T>("dv", Use::out, n), g.dbeta = m.acc<T>("dbeta", Use::out, c.B * c.T * c.H);
+      g.dW1 = m.acc<T>("dW1", Use::inout, MK), g.db1 = m.acc<T>("db1", Use::inout, M);
+      g.dW2 = m.acc<T>("dW2", Use::inout, MK), g.db2 = m.acc<T>("db2", Use::inout, K);
+      g.dnorm_weight = m.acc<T>("dnorm_weight", Use::inout, K);
+      g.dnorm_bias = m.acc<T>("dnorm_bias", Use::inout, K);
+      g.partial = m.acc<T>("partial", Use::scratch, c.B * c.H * (a.P() + 2 * c.K));
+      g.d_o = m.store<T>("d_o", Use::in, n);
+      ttt_backward<T>(m.device(), a, g);
+    });
+  }
 }
 
 TEST_CASE("swiglu, add_rows, copy_rows and cast") {

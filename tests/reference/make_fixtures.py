@@ -58,6 +58,7 @@ CASES: dict[str, tuple[dict, int, int, bool]] = {
     "attention": (SMALL | TWO | dict(mixers="attention"), 1, 131, True),
     "attention-hybrid-one-document": (PRISM | TWO | dict(mixers=["prism", "attention"], attention_heads=3),
                                       2, 67, False),
+    "ttt-mlp": (SMALL | dict(mixers="ttt-mlp", expand_v=1), 2, 70, True),
 }
 
 

@@ -1,4 +1,4 @@
-"""PRISM in plain PyTorch: the second statement of the mathematics (SPEC sections 1 and 3 to 6).
+"""PRISM in plain PyTorch: the second statement of the mathematics (SPEC sections 1, 3 to 6 and 10).
 
 Written to be read beside SPEC.md: the scan is the token recurrence of section 1, the other lines are the
 formulas they quote, gradients come from autograd. `prism grad --dtype f64` agrees with this file;
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 ERASES = {"deltanet", "gdn", "prism", "prism-loop"}
 LEARNED_DECAY = {"mamba2", "gdn", "prism", "prism-loop"}
-MIXERS = ERASES | LEARNED_DECAY | {"linear", "retnet", "attention"}
+MIXERS = ERASES | LEARNED_DECAY | {"linear", "retnet", "attention", "ttt-mlp"}
 
 
 @dataclass
@@ -183,7 +183,7 @@ class Mixer(nn.Module):
 
 
 class GatedDelta(Mixer):
-    """linear, retnet, mamba2, deltanet, gdn, prism (sections 3 and 4)"""
+    """linear, retnet, mamba2, deltanet, gdn, prism (sections 3 and 4), ttt-mlp (section 10)"""
 
     def __init__(self, c: Config, name: str):
         super().__init__(c, name)
@@ -193,6 +193,7 @@ class GatedDelta(Mixer):
         self.k_conv1d = Weight(self.H * self.K, 1, c.conv_size)
         self.v_conv1d = Weight(self.H * self.V, 1, c.conv_size)
         self.solver = Solver(c) if name == "prism" and c.rank > 1 else None
+        self.memory = Memory(c) if name == "ttt-mlp" else None
 
     def forward(self, xn: Tensor, document: Tensor) -> Tensor:
         q, k, v = (self.heads(F.silu(causal_conv(proj(xn), conv.weight, document)))
@@ -200,6 +201,8 @@ class GatedDelta(Mixer):
                                       (self.v_proj, self.v_conv1d)))
         q, k = l2norm(q) * self.K**-0.5, l2norm(k)
         beta = self.b_proj(xn).sigmoid()
+        if self.memory is not None:
+            return self.output(self.memory(q * self.K**0.5, k, v, 0.1 / self.K * beta, document), xn)
         writes = [(beta[..., None] * v, k)]
         if self.solver is not None:
             writes += self.solver(xn, v, k, document)
@@ -321,6 +324,45 @@ class Attention(nn.Module):
         seen = (document[:, :, None] == document[:, None, :]).tril()
         weight = score.masked_fill(~seen[:, None], -torch.inf).softmax(-1)
         return self.o_proj((weight @ v).transpose(1, 2).flatten(2))
+
+
+# --- section 10: the serial solver, ttt-mlp -----------------------------------------------------------------
+
+
+class Memory(nn.Module):
+    """f(x; W) = x + LayerNorm(W2 GELU(W1 x + b1) + b2), a head each, trained by every token before it is read."""
+
+    def __init__(self, c: Config):
+        super().__init__()
+        self.eps, K, M = c.norm_eps, c.head_dim, 4 * c.head_dim
+        self.up, self.down, self.norm = (Weight(c.num_heads, *shape) for shape in ((M, K), (K, M), (K,)))
+        for part, width in ((self.up, M), (self.down, K), (self.norm, K)):
+            part.bias = nn.Parameter(torch.empty(c.num_heads, width))
+
+    def answer(self, x: Tensor, up: Tensor, up_bias: Tensor, down: Tensor, down_bias: Tensor) -> Tensor:
+        hidden = F.gelu((up @ x[..., None]).squeeze(-1) + up_bias)
+        z = (down @ hidden[..., None]).squeeze(-1) + down_bias
+        zhat = F.layer_norm(z, z.shape[-1:], eps=self.eps)
+        return x + self.norm.weight * zhat + self.norm.bias
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, eta: Tensor, document: Tensor) -> Tensor:
+        """q, k, v [B,T,H,K]; eta [B,T,H]. The outer gradient goes through the inner one: create_graph."""
+        B, T = eta.shape[:2]
+        with torch.enable_grad():
+            initial = [w.expand(B, *w.shape)
+                       for w in (self.up.weight, self.up.bias, self.down.weight, self.down.bias)]
+            weights, outputs = initial, []
+            for t in range(T):
+                if t > 0:
+                    opens = document[:, t] != document[:, t - 1]
+                    weights = [torch.where(opens.view(B, *[1] * (w.dim() - 1)), w0, w)
+                               for w0, w in zip(initial, weights)]
+                loss = (self.answer(k[:, t], *weights) - v[:, t]).square().sum() / 2
+                slopes = torch.autograd.grad(loss, weights, create_graph=True)
+                weights = [w - eta[:, t].view(*eta[:, t].shape, *[1] * (w.dim() - 2)) * s
+                           for w, s in zip(weights, slopes)]
+                outputs.append(self.answer(q[:, t], *weights))
+        return torch.stack(outputs, 1)
 
 
 # --- the model ----------------------------------------------------------------------------------------------
