@@ -6,13 +6,15 @@
 #include <cstdio>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <sstream>
 
 #include "kernels/attention.h"
 #include "kernels/matmul.h"
 #include "kernels/scan.h"
+#include "src/bench_steps.h"
 #include "src/decoder.h"
-#include "src/engine.h"
 #include "src/host.h"
+#include "src/progress.h"
 #include "tensor/rng.h"
 
 namespace prism {
@@ -25,19 +27,11 @@ const Clock::time_point kStarted = Clock::now();  // of the process, all but a f
 
 double real(int64_t x) { return static_cast<double>(x); }
 
-double milliseconds_of(Device device, const std::function<void()>& work) {
-  void* from = mark(device);
-  work();
-  return milliseconds(device, from, mark(device));
-}
-
 double median(Device device, int64_t runs, const std::function<void()>& work) {
   work();
   std::vector<double> times;
   for (int64_t i = 0; i < runs; ++i) times.push_back(milliseconds_of(device, work));
-  const auto middle = times.begin() + runs / 2;
-  std::nth_element(times.begin(), middle, times.end());
-  return *middle;
+  return median_of(std::move(times));
 }
 
 // Memory of n numbers, uniform in [low, high): a drawn stretch, repeated.
@@ -255,22 +249,16 @@ void Bench::profile(const Model& model, const Batch& batch, const std::function<
 }
 
 void Bench::train(const std::string& preset) {
-  Model model(find_preset(preset).config, o_.device, o_.dtype, true);
-  model.parameters().initialise(1);
-  Optimizer optimizer(model.parameters(), {});
-  optimizer.set_lr(1e-4);
-  Batch batch;
-  batch.B = o_.batch ? o_.batch : cuda_ ? 32 : 4, batch.T = o_.seq ? o_.seq : cuda_ ? 2048 : 512;
-  batch.scored = batch.B * batch.T;
-  const auto vocab = static_cast<uint64_t>(model.config().vocab_size);
-  for (uint64_t i = 0; i < static_cast<uint64_t>(batch.scored); ++i) {
-    batch.tokens.push_back(static_cast<int32_t>(random_below(vocab, 1, 0, i)));
-    batch.targets.push_back(static_cast<int32_t>(random_below(vocab, 1, 1, i)));
-    batch.start.push_back(0);
-  }
-  Engine engine(model, batch.B, batch.T);
-  engine.load({&batch, 1});
-  const auto step = [&] { engine.train_step(optimizer); };
+  TrainingSteps training(preset_config(preset), o_.device, o_.dtype,
+                         o_.batch ? o_.batch
+                         : cuda_  ? 32
+                                  : 4,
+                         o_.seq  ? o_.seq
+                         : cuda_ ? 2048
+                                 : 512);
+  const Model& model = training.model;
+  const Batch& batch = training.batch;
+  const auto step = [&] { training.step(); };
   step();
   synchronize(o_.device);
   const double first = std::chrono::duration<double>(Clock::now() - kStarted).count();
@@ -278,9 +266,8 @@ void Bench::train(const std::string& preset) {
   const double ms = median(o_.device, o_.steps ? o_.steps : cuda_ ? 8 : 5, step);
   measure_products();
   const double rate = model_flops(model, batch.T) * real(batch.scored) / ms * 1e3;
-  const size_t bytes = engine.arena_bytes() + engine.input_bytes() + model.parameters().bytes();
   if (o_.profile) {
-    engine.use_graph = false;
+    training.engine->use_graph = false;
     profile(model, batch, step);
   }
   row({{"preset", preset},
@@ -291,7 +278,7 @@ void Bench::train(const std::string& preset) {
        {"tokens_per_s", std::round(real(batch.scored) / ms * 1e3)},
        {"GFLOP/s", rate * 1e-9},
        {"share_of_GEMM", rate / products_},
-       {"GiB", static_cast<double>(bytes) / (1 << 30)},
+       {"GiB", static_cast<double>(training.bytes()) / (1 << 30)},
        {"first_step_s", first}});
 }
 
@@ -398,7 +385,7 @@ void Bench::linearity() {
 // --- one stream
 
 void Bench::generate(const std::string& preset, int64_t tokens) {
-  Model model(find_preset(preset).config, o_.device, o_.dtype, false);
+  Model model(preset_config(preset), o_.device, o_.dtype, false);
   model.parameters().initialise(1);
   Decoder decoder(model);
   const int32_t id = 1;
@@ -411,7 +398,45 @@ void Bench::generate(const std::string& preset, int64_t tokens) {
 
 }  // namespace
 
+TrainingSteps::TrainingSteps(const Config& config, Device device, DType dtype, int64_t B, int64_t T)
+    : model(config, device, dtype, true), optimizer(model.parameters(), {}) {
+  model.parameters().initialise(1);
+  optimizer.set_lr(1e-4);
+  batch.B = B, batch.T = T, batch.scored = B * T;
+  const auto vocab = static_cast<uint64_t>(config.vocab_size);
+  for (uint64_t i = 0; i < static_cast<uint64_t>(batch.scored); ++i) {
+    batch.tokens.push_back(static_cast<int32_t>(random_below(vocab, 1, 0, i)));
+    batch.targets.push_back(static_cast<int32_t>(random_below(vocab, 1, 1, i)));
+    batch.start.push_back(0);
+  }
+  const size_t needed = Engine::measure(model, B, T, true), free = memory_info(device).free;
+  PRISM_CHECK(needed <= free, "memory: ", byte_count(needed), " needed, ", byte_count(free), " free");
+  engine = std::make_unique<Engine>(model, B, T);
+  engine->load({&batch, 1});
+}
+
+Config preset_config(const std::string& text) {
+  std::vector<std::string> parts;
+  std::istringstream split(text);
+  for (std::string part; std::getline(split, part, ':');) parts.push_back(part);
+  const Preset& preset = find_preset(parts.empty() ? "" : parts[0]);
+  return with_settings(preset.config, {parts.begin() + 1, parts.end()});
+}
+
+double milliseconds_of(Device device, const std::function<void()>& work) {
+  void* from = mark(device);
+  work();
+  return milliseconds(device, from, mark(device));
+}
+
+double median_of(std::vector<double> times) {
+  const auto middle = times.begin() + static_cast<int64_t>(times.size()) / 2;
+  std::nth_element(times.begin(), middle, times.end());
+  return *middle;
+}
+
 void bench(const BenchOptions& options) {
+  if (!options.lengths.empty()) return bench_lengths(options);
   BenchOptions o = options;
   const bool cuda = o.device == Device::cuda,
              all = o.presets.empty() && o.scans.empty() && o.attentions.empty() && o.generate == 0;
@@ -424,7 +449,7 @@ void bench(const BenchOptions& options) {
     o.attentions = {cuda ? "32:2048:12:64" : "1:1024:4:64"};
     o.profile = true;
   }
-  for (const std::string& name : o.presets) find_preset(name);
+  for (const std::string& name : o.presets) preset_config(name);
   Bench bench(o);
   if (all) bench.header();
   for (const std::string& preset : o.presets)

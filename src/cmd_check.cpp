@@ -42,11 +42,17 @@ void add_bench(CLI::App& app) {
   CLI::App* command =
       app.add_subcommand("bench", "Measure training, the scan, attention and generation on this machine");
   add_device_options(*command, o->device);
-  command->add_option("--preset", o->bench.presets, "train these; nothing named: a choice of everything");
+  command->add_option(
+      "--preset", o->bench.presets,
+      "train these, NAME or NAME:KEY=VALUE:... with keys of config.json at other values; nothing "
+      "named: a choice of everything");
   command->add_option("--scan", o->bench.scans, "time the scan alone in these sizes, B:T:H:K:V:rank");
   command->add_option("--attention", o->bench.attentions, "time attention alone in these sizes, B:T:H:width");
   command->add_flag("--profile", o->bench.profile, "each kernel of a step");
-  command->add_flag("--json", o->bench.json, "an object a row");
+  CLI::Option* json =
+      command->add_option("--json", o->bench.json_file, "an object a row; of --lengths one in FILE")
+          ->type_name("[FILE]")
+          ->expected(0, 1);
   const auto count = [&](const char* name, int64_t& value, const char* what) {
     command->add_option(name, value, what)->check(CLI::PositiveNumber);
   };
@@ -54,16 +60,32 @@ void add_bench(CLI::App& app) {
   count("--batch", o->bench.batch, "rows of a training step (cpu: 4, cuda: 32)");
   count("--seq", o->bench.seq, "tokens a row (cpu: 512, cuda: 2048)");
   count("--steps", o->bench.steps, "steps, of which the median counts (cpu: 5, cuda: 8)");
+  command
+      ->add_option("--lengths", o->bench.lengths,
+                   "train in rows of these lengths (cpu: 64 to 1024, cuda: 2048 to 65536)")
+      ->delimiter(',')
+      ->expected(0, 64)
+      ->check(CLI::NonNegativeNumber);
+  count("--tokens", o->bench.tokens, "--lengths: of a step (cpu: 1024, cuda: 65536)");
+  command->add_option("--max-seconds", o->bench.max_seconds, "--lengths: for a point")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  command->add_option("--svg", o->bench.svg_file, "--lengths: tokens/s against length, as a picture");
   command->footer(
       "A share of GEMM is model FLOPs over this machine's best rate of square products; a token's model "
       "FLOPs\n"
       "are 6 times the matrix parameters (head once) plus 6 K V (3 + rank) H a layer, or 6 T D of "
       "attention.\n"
       "Example: prism bench --preset tiny --profile\n"
-      "         prism bench --scan 1:2048:4:64:128:3 --json");
-  command->callback([o] {
-    o->device.resolve(o->bench.device, o->bench.dtype);
-    bench(o->bench);
+      "         prism bench --scan 1:2048:4:64:128:3 --json\n"
+      "         prism bench --lengths 64,128 --preset tiny:rank=1 tiny:rank=3 --json t.json --svg t.svg");
+  command->callback([o, json] {
+    BenchOptions& b = o->bench;
+    o->device.resolve(b.device, b.dtype);
+    b.json = json->count() > 0 && b.json_file.empty();
+    if (b.lengths.empty() && !(b.json_file + b.svg_file).empty())
+      throw UsageError("--json FILE, --svg: expected --lengths, whose result they take");
+    bench(b);
   });
 }
 

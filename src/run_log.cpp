@@ -7,6 +7,8 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
+#include "src/plot.h"
+
 namespace prism {
 
 namespace {
@@ -45,6 +47,19 @@ void RunLog::write(const nlohmann::ordered_json& line) {
   const std::string text = line.dump() + "\n";
   PRISM_CHECK(::write(file_.fd(), text.data(), text.size()) == static_cast<ssize_t>(text.size()),
               file_.path(), ": cannot write ", text.size(), " bytes: ", system_reason());
+}
+
+void draw_losses(const std::string& log_path, const std::string& svg_path) {
+  Plot plot{"Training and validation loss", "step", "loss, nats a token", {{"training"}, {"validation"}}};
+  plot.lines[1].dots = true;
+  for (const nlohmann::ordered_json& line : read_log(log_path)) {
+    const auto take = [&](const char* key, Plot::Line& curve) {
+      if (line.contains(key) && line[key].is_number()) curve.points.push_back({line["step"], line[key]});
+    };
+    take("loss", plot.lines[0]);
+    take("val_loss", plot.lines[1]);
+  }
+  replace_file(svg_path, [&](OutputFile& file) { file.write(svg_of(plot)); });
 }
 
 }  // namespace prism
