@@ -1,7 +1,7 @@
 """The experiment that settles the solver's defaults (SPEC section 4): recall probes and language modeling.
 
     settle_defaults.py probe --out DIR [--task T..] [--steps N] [--seeds N]      the grid, in one process
-    settle_defaults.py lm    --out DIR --data PATH.. [--model NAME=KEY=VALUE,..] finalists, paired seeds
+    settle_defaults.py lm    --out DIR --data PATH.. [--model NAME=KEY=VALUE;..] finalists, paired seeds
     settle_defaults.py table --out DIR                                           what they say
 
 `probe` runs `prism probe` on rank 1, 2 and 4 of every combination of solver_residual, solver_gain,
@@ -13,21 +13,18 @@ interval, and the paired difference from the first model.
 """
 import argparse
 import json
-import math
-import re
-import shutil
 import statistics
 import subprocess
 from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from runs import mean_and_interval, read, train
+
 GRID = {"solver_residual": ["value", "anchor"], "solver_gain": ["sigmoid", "gelu"],
         "solver_key_norm": ["true", "false"], "solver_gate_init": ["-2", "0", "2"]}
 # The first is what the others are compared with.
 MODELS = ["rank1=rank=1", "rank2=rank=2", "rank3=rank=3"]
-# Student's t by number of seeds
-T_975 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365}
 
 
 def probe(o: argparse.Namespace) -> None:
@@ -37,25 +34,12 @@ def probe(o: argparse.Namespace) -> None:
                     "--threads", str(o.threads), "--json", str(o.out / "probe.jsonl")], check=True)
 
 
-def train(o: argparse.Namespace, model: str, seed: int) -> dict:
-    """One run of `prism train`: its last log line, and the speed and memory it reports."""
+def run(o: argparse.Namespace, model: str, seed: int) -> dict:
     name, _, settings = model.partition("=")
-    run = o.out / f"run-{name}-{seed}"
-    shutil.rmtree(run, ignore_errors=True)
-    numbers = dict(steps=o.steps, batch=o.batch, seq=o.seq, lr=o.lr, seed=seed)
-    numbers |= {"save-every": o.steps, "eval-every": o.steps, "log-every": max(1, o.steps // 20)}
-    command = [o.prism, "train", "--preset", o.preset, "--set", *settings.split(","), "--device", o.device,
-               "--data", *o.data, "--out", str(run)]
-    command += [word for name, value in numbers.items() for word in (f"--{name}", str(value))]
-    said = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    log = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
-    if not o.keep:
-        shutil.rmtree(run)
-    speeds = [line["tokens_per_second"] for line in log[2:]]
-    return dict(model=name, settings=settings, seed=seed, val_loss=log[-1]["val_loss"], loss=log[-1]["loss"],
-                tokens_per_second=statistics.median(speeds),
-                memory=re.search(r"memory ([\d.]+ [GM]B)", said)[1],
-                steps=o.steps, tokens=o.steps * o.batch * o.seq)
+    numbers = dict(steps=o.steps, batch=o.batch, seq=o.seq, lr=o.lr, seed=seed, device=o.device)
+    of = ["--preset", o.preset, "--data", *o.data] + (["--set", *settings.split(";")] if settings else [])
+    return dict(model=name, settings=settings, seed=seed, steps=o.steps, tokens=o.steps * o.batch * o.seq,
+                **train(o.prism, o.out / f"run-{name}-{seed}", of, numbers, o.keep))
 
 
 def lm(o: argparse.Namespace) -> None:
@@ -65,20 +49,10 @@ def lm(o: argparse.Namespace) -> None:
     work = [(model, seed) for seed in range(1, o.seeds + 1) for model in o.model or MODELS
             if (model.partition("=")[0], seed) not in done]
     with ThreadPoolExecutor(o.threads) as pool, path.open("a") as file:
-        for result in pool.map(lambda job: train(o, *job), work):
+        for result in pool.map(lambda job: run(o, *job), work):
             print(json.dumps(result), file=file, flush=True)
             print(f"{result['model']:24} seed {result['seed']}  validation {result['val_loss']:.4f}  "
                   f"{result['tokens_per_second']:,.0f} tokens/s", flush=True)
-
-
-def read(path: Path) -> list[dict]:
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-
-
-def mean_and_interval(values: list[float]) -> str:
-    """mean +- half the 95 % interval of the mean"""
-    n, mean = len(values), f"{statistics.mean(values):.4f}"
-    return f"{mean} +- {T_975[n] * statistics.stdev(values) / math.sqrt(n):.4f}" if n in T_975 else mean
 
 
 def table(o: argparse.Namespace) -> None:
@@ -118,7 +92,7 @@ def main() -> None:
     p.add_argument("--device", default="cuda")
     p.add_argument("--task", nargs="+", default=["recall:32:256"])
     p.add_argument("--data", nargs="+", default=[])
-    p.add_argument("--model", action="append", help="NAME=KEY=VALUE,..: a finalist; several times")
+    p.add_argument("--model", action="append", help="NAME=KEY=VALUE;..: a finalist; several times")
     p.add_argument("--preset", default="prism-15m")
     p.add_argument("--steps", type=int, help="5000 for probe, 1000 for lm")
     p.add_argument("--seeds", type=int, help="2 for probe, 5 for lm")
