@@ -81,6 +81,12 @@ struct ScanInputs {
 };
 Var scan(Tape& tape, const ScanInputs& in, const Sequences& seq);
 
+// Mixture of memories (kernels/route.h): the router's x [n,M] -> weight [n,M+1], and in place beta and g, [n,
+// (M+1) H], become 0 for the memories not chosen. No op but gates may have read them.
+Var route(Tape& tape, Columns x, const Gates& gates, int64_t active);
+// o [n, N columns], weight [n,N] -> y [n,columns], what the N memories answer by their weights
+Var mix(Tape& tape, Var o, Var weight);
+
 // kernels/attention.h: qkv [n, q | k | v of H W columns each] -> o [n, H W]. q and k are turned by their
 // positions in place: no other op may read qkv, nor may it be a temporary.
 struct KeyValues {

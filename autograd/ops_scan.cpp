@@ -1,10 +1,12 @@
-// The ops around the scan: the solver's writes and directions, the scan itself, attention, and the loss.
+// The ops around the scan: the solver's writes and directions, the scan itself, memories, attention, the
+// loss.
 #include "autograd/op_helpers.h"
 #include "autograd/ops.h"
 #include "kernels/attention.h"
 #include "kernels/elementwise.h"
 #include "kernels/loss.h"
 #include "kernels/matmul.h"
+#include "kernels/route.h"
 #include "kernels/scan.h"
 #include "kernels/ttt.h"
 
@@ -166,6 +168,50 @@ Var scan(Tape& tape, const ScanInputs& in, const Sequences& seq) {
     tape.settle(in.w, dw), tape.settle(in.beta, dbeta), tape.settle(in.g, dg);
   });
   return o;
+}
+
+Var route(Tape& tape, Columns x, const Gates& gates, int64_t active) {
+  const int64_t n = n_of(x), M = x.width, H = gates.beta->value.shape[-1] / (M + 1);
+  for (Var gate : {gates.beta, gates.g}) check_shape("route: beta, g", gate, {n, (M + 1) * H});
+  take(x);
+  const Var weight = tape.make(tape.acc(), {n, M + 1});
+  const auto args = [=]<class T>(Tag<T>) {
+    using A = acc_t<T>;
+    RouteArgs<T> a;
+    a.weight = ptr<A>(weight), a.beta = ptr<A>(gates.beta), a.g = ptr<A>(gates.g), a.x = values<T>(x);
+    a.n = n, a.M = M, a.H = H, a.active = active;
+    return a;
+  };
+  tape.run([&]<class T>(Tag<T> tag) { route_forward<T>(tape.device(), args(tag)); });
+  tape.on_reverse([=, &tape] {
+    const Tensor dweight = tape.grad(weight), dbeta = tape.grad(gates.beta), dg = tape.grad(gates.g);
+    const Tensor dx = tape.grad_target(x);
+    tape.run([&]<class T>(Tag<T> tag) {
+      using A = acc_t<T>;
+      route_backward<T>(tape.device(), args(tag),
+                        {rows<T>(dx, x), dbeta.ptr<A>(), dg.ptr<A>(), dweight.ptr<A>()});
+    });
+    tape.settle(x, dx);
+  });
+  return weight;
+}
+
+Var mix(Tape& tape, Var o, Var weight) {
+  const int64_t n = o->value.rows(), N = weight->value.shape[-1], columns = o->value.shape[-1] / N;
+  check_shape("mix: o", o, {n, N * columns});
+  const Var y = tape.make({n, columns});
+  const auto args = [=]<class T>(Tag<T>) {
+    return MixArgs<T>{ptr<T>(y), ptr<T>(o), ptr<acc_t<T>>(weight), n, N, columns};
+  };
+  tape.run([&]<class T>(Tag<T> tag) { mix_forward<T>(tape.device(), args(tag)); });
+  tape.on_reverse([=, &tape] {
+    const Tensor dy = tape.grad(y), d_o = tape.grad_target(o), dweight = tape.grad_target(weight);
+    tape.run([&]<class T>(Tag<T> tag) {
+      mix_backward<T>(tape.device(), args(tag), {d_o.ptr<T>(), dweight.ptr<acc_t<T>>(), dy.ptr<T>()});
+    });
+    tape.settle(o, d_o), tape.settle(weight, dweight);
+  });
+  return y;
 }
 
 Var attention(Tape& tape, Var qkv, int64_t H, const Sequences& seq, const KeyValues& cache) {

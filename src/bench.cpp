@@ -141,7 +141,7 @@ int64_t rank_of(const Config& c, int64_t layer) { return c.mixer(layer).starts_w
 // The scan, or the serial solver's five products with a vector and two outer products.
 double write_flops(const Config& c, int64_t layer) {
   if (c.mixer(layer) == "ttt-mlp") return 6 * 7 * 4 * real(c.head_dim * c.head_dim * c.num_heads);
-  return scan_flops(c.num_heads, c.head_dim, c.value_dim(), rank_of(c, layer));
+  return scan_flops(c.scan_heads(layer), c.head_dim, c.value_dim(), rank_of(c, layer));
 }
 
 int64_t attention_layers(const Config& c) {

@@ -19,6 +19,7 @@ namespace {
 
 using Names = std::vector<std::string>;
 
+constexpr int64_t kMostMemories = 64;  // a token compares each with all
 constexpr double kAny = -std::numeric_limits<double>::infinity();
 
 // Every key of ours but model_type, for reading, writing and checking: visit(key, field, bound). Integers are
@@ -31,6 +32,8 @@ void for_each_key(C& c, Visit visit) {
   visit("num_heads", c.num_heads, 1);
   visit("head_dim", c.head_dim, 1);
   visit("attention_heads", c.attention_heads, 0);
+  visit("memories", c.memories, 1);
+  visit("memories_active", c.memories_active, 1);
   visit("expand_v", c.expand_v, 0);
   visit("intermediate_size", c.intermediate_size, 0);
   visit("hidden_ratio", c.hidden_ratio, 0);
@@ -144,6 +147,10 @@ void check_mixers(const Config& c, const std::string& where) {
          cat(c.hidden_size));
   if (contains(c.mixers, "ttt-mlp") && c.value_dim() != c.head_dim)
     fail(where, "expand_v", "1, as ttt-mlp needs", cat(c.expand_v));
+  if (!contains(c.mixers, "mom")) return;
+  if (c.memories > kMostMemories) fail(where, "memories", cat("1 to ", kMostMemories), cat(c.memories));
+  if (c.memories_active > c.memories)
+    fail(where, "memories_active", cat("1 to the ", c.memories, " of memories"), cat(c.memories_active));
 }
 
 // A switch must change the model, so some layer's mixer must have it; in a mixed model the other layers stay
@@ -183,7 +190,7 @@ bool Config::ablated(std::string_view name) const { return contains(ablations, n
 
 const Names& mixer_names() {
   static const Names names = {"linear", "retnet",     "mamba2",    "deltanet", "gdn",
-                              "prism",  "prism-loop", "attention", "ttt-mlp"};
+                              "prism",  "prism-loop", "attention", "ttt-mlp",  "mom"};
   return names;
 }
 

@@ -19,6 +19,8 @@ struct Config {
   int64_t num_heads = 6;          // H
   int64_t head_dim = 256;         // K
   int64_t attention_heads = 0;    // of attention layers, each of width D / heads; 0: num_heads
+  int64_t memories = 4;           // M, routed memories of mom layers, beside the shared one
+  int64_t memories_active = 2;    // of them, how many a token uses
   double expand_v = 2;            // V / K
   int64_t intermediate_size = 0;  // F; 0 (null in the file): 256 ceil(floor(D hidden_ratio 2/3) / 256)
   double hidden_ratio = 4;
@@ -43,6 +45,10 @@ struct Config {
   int64_t value_dim() const {
     return static_cast<int64_t>(static_cast<double>(head_dim) * expand_v + 0.5);
   }  // V
+  // Heads of a layer's scan: mom's memories have all the model's heads each.
+  int64_t scan_heads(int64_t layer) const {
+    return mixer(layer) == "mom" ? (memories + 1) * num_heads : num_heads;
+  }
   int64_t attention_head_count() const { return attention_heads ? attention_heads : num_heads; }
   int64_t feed_forward() const;  // F
   const std::string& mixer(int64_t layer) const {
@@ -52,12 +58,14 @@ struct Config {
   bool operator==(const Config&) const = default;
 };
 
-// The mixers this engine has: linear, retnet, mamba2, deltanet, gdn, prism, prism-loop, attention, ttt-mlp.
+// The mixers this engine has: linear, retnet, mamba2, deltanet, gdn, prism, prism-loop, attention, ttt-mlp,
+// mom.
 const std::vector<std::string>& mixer_names();
 
 // Throws one line (key, expected, got) when the parts don't fit: unknown mixer or ablation, an ablation that
 // no mixer of the model has, more than one key switch, prism-loop with H V != D, attention heads that do not
-// divide D evenly, ttt-mlp with V != K, sizes < 1, a mixer list of another length than the layers.
+// divide D evenly, ttt-mlp with V != K, mom with more active memories than there are, sizes < 1, a mixer list
+// of another length than the layers.
 void validate(const Config& config);
 
 // `where` names the file in errors. Reading validates; flash-linear-attention's keys that would change the

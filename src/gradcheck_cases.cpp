@@ -139,6 +139,20 @@ void check_scan(Trial& t, const Sizes& s, bool erase, bool decay, int64_t L) {
   t.output("o", scan(t.tape, in, t.sequences(s)));
 }
 
+// The gates are outputs too: those of memories that were not chosen have lost their gradient.
+void check_route(Trial& t, const Sizes& s) {
+  const int64_t M = 4, N = M + 1;
+  const Gates gates{t.scalars("beta", {s.n(), N * s.H}, 0, 1), t.scalars("g", {s.n(), N * s.H}, -0.5, 0)};
+  const Var router = t.activation("x", {s.n(), M + kUnread});
+  t.output("weight", route(t.tape, {router, 0, M}, gates, 2));
+  t.output("beta", gates.beta), t.output("g", gates.g);
+}
+
+void check_mix(Trial& t, const Sizes& s) {
+  const Var o = t.activation("o", {s.n(), s.L * s.H * s.V});
+  t.output("y", mix(t.tape, o, t.scalars("weight", {s.n(), s.L}, 0, 1)));
+}
+
 void check_attention(Trial& t, const Sizes& s) {
   const int64_t width = s.K + s.K % 2;
   const Var qkv = t.activation("qkv", {s.n(), 3 * s.H * width});
@@ -222,6 +236,8 @@ std::vector<OpCase> op_cases() {
       {"scan, no decay", with(check_scan, true, false, int64_t{1})},
       {"scan, no erasure", with(check_scan, false, true, int64_t{1})},
       {"scan, neither", with(check_scan, false, false, int64_t{1})},
+      {"route", check_route},
+      {"mix", check_mix},
       {"attention", check_attention},
       {"ttt", check_ttt},
       {"gated_norm", check_gated_norm},

@@ -73,35 +73,42 @@ Var Model::forward(Tape& tape, const Inputs& in, DecodeState* state, std::vector
   return n.xn;
 }
 
-// linear, retnet, mamba2, deltanet, gdn and prism: SPEC sections 3 and 4; ttt-mlp: section 10.
+// linear, retnet, mamba2, deltanet, gdn and prism: SPEC sections 3 and 4; ttt-mlp and mom:
+// sections 10 and 11.
 Var Model::mix_gdn(Tape& tape, const Layer& layer, Var xn, const Sequences& seq, LayerState* state,
                    Tensor into) const {
   const int64_t HK = H_ * K_, HV = H_ * V_;
   const LayerState past = state ? *state : LayerState{};
-  // One product for everything that reads xn: q | k | v | g | a | b.
+  const int64_t M = layer.mixer == "mom" ? config_.memories : 0, H = (M + 1) * H_;  // heads of the scan
+  // One product for everything that reads xn: q | k | v | g | a | b | router.
   const Var in = fused_linear(tape, xn, weight(tape, layer.in));
   int64_t at = 0;
   const auto next = [&](int64_t width) { return Columns(in, std::exchange(at, at + width), width); };
   const Columns q_in = next(HK), k_in = next(HK), v_in = next(HV), gate = next(gate_);
-  const Columns a = learned_decay(layer.mixer) ? next(H_) : Columns(), b = next(H_);
+  const Columns a = learned_decay(layer.mixer) ? next(H) : Columns(), b = next(H), router = next(M);
 
   // A memory of its own answers unit queries as it learns from unit keys.
   const double scale = layer.W1 ? 1 : 1 / std::sqrt(static_cast<double>(K_));
-  const Var q = short_conv(tape, q_in, weight(tape, layer.conv_q), seq, K_, scale, both(past.q));
-  const Var k = short_conv(tape, k_in, weight(tape, layer.conv_k), seq, K_, 1, both(past.k));
-  const Var v = short_conv(tape, v_in, weight(tape, layer.conv_v), seq, 0, 1, both(past.v));
+  const auto each_memory = [&](Var x) {
+    return M ? concatenate(tape, std::vector<Columns>(static_cast<size_t>(M + 1), x)) : x;
+  };
+  const Var q = each_memory(short_conv(tape, q_in, weight(tape, layer.conv_q), seq, K_, scale, both(past.q)));
+  const Var k = each_memory(short_conv(tape, k_in, weight(tape, layer.conv_k), seq, K_, 1, both(past.k)));
+  const Var v = each_memory(short_conv(tape, v_in, weight(tape, layer.conv_v), seq, 0, 1, both(past.v)));
   const Gates g =
       gates(tape, decay_of(layer.mixer), b, a, weight(tape, layer.A_log), weight(tape, layer.dt_bias));
   if (layer.W1) return output(tape, layer, memory(tape, layer, q, k, v, g.beta, seq, past), gate, into);
+  const Var shares = M ? route(tape, router, g, config_.memories_active) : nullptr;
   const Writes writes = solve(tape, layer, xn, v, k, g.beta, seq, state);
 
   ScanInputs s;
   s.q = q, s.k = k, s.kappa = writes.kappa, s.w = writes.w, s.beta = erases(layer.mixer) ? g.beta : nullptr,
   s.g = g.g;
   s.initial_state = s.final_state = past.S;
-  s.H = H_, s.K = K_, s.V = V_, s.L = layer.key_up ? L_ : 1, s.C = chunk;
+  s.H = H, s.K = K_, s.V = V_, s.L = layer.key_up ? L_ : 1, s.C = chunk;
   show(tape, layer, {writes.u, writes.made_from, s});
-  return output(tape, layer, scan(tape, s, seq), gate, into);
+  const Var o = scan(tape, s, seq);
+  return output(tape, layer, M ? mix(tape, o, shares) : o, gate, into);
 }
 
 Var Model::output(Tape& tape, const Layer& layer, Var o, Columns gate, Tensor into) const {
@@ -258,18 +265,20 @@ void Model::declare_gdn(Layer& layer, const std::string& p) {
     return parameters_.add_vector({p + name, {channels, 1, W}, taps});
   };
   const bool decay = learned_decay(layer.mixer);
+  const int64_t M = layer.mixer == "mom" ? config_.memories : 0, H = (M + 1) * H_;
   std::vector<Parameter> in = {matrix(p + "q_proj.weight", HK, D_), matrix(p + "k_proj.weight", HK, D_),
                                matrix(p + "v_proj.weight", HV, D_)};
   if (gate_) in.push_back(matrix(p + "g_proj.weight", gate_, D_));
-  if (decay) in.push_back(matrix(p + "a_proj.weight", H_, D_));
-  in.push_back(matrix(p + "b_proj.weight", H_, D_));
+  if (decay) in.push_back(matrix(p + "a_proj.weight", H, D_));
+  in.push_back(matrix(p + "b_proj.weight", H, D_));
+  if (M) in.push_back(matrix(p + "router.weight", M, D_));
   layer.in = parameters_.add_matrix(in, true);
   layer.conv_q = conv("q_conv1d.weight", HK);
   layer.conv_k = conv("k_conv1d.weight", HK);
   layer.conv_v = conv("v_conv1d.weight", HV);
   if (decay) {
-    layer.A_log = parameters_.add_vector({p + "A_log", {H_}, {Init::decay_rate}});
-    layer.dt_bias = parameters_.add_vector({p + "dt_bias", {H_}, {Init::time_step}});
+    layer.A_log = parameters_.add_vector({p + "A_log", {H}, {Init::decay_rate}});
+    layer.dt_bias = parameters_.add_vector({p + "dt_bias", {H}, {Init::time_step}});
   }
   layer.o_norm = parameters_.add_vector({p + "o_norm.weight", {V_}, {Init::constant, 1}});
   layer.out = parameters_.add_matrix({matrix(p + "o_proj.weight", D_, HV)});
@@ -365,7 +374,7 @@ DecodeState::DecodeState(const Model& model, int64_t B) : lengths_(static_cast<s
       }
       const int64_t M = kMemoryWidth * K;
       s.S = take(acc_of(model.dtype()),
-                 mixer == "ttt-mlp" ? Shape{B, H, 2 * M * K + M + K} : Shape{B, H, V, K});
+                 mixer == "ttt-mlp" ? Shape{B, H, 2 * M * K + M + K} : Shape{B, c.scan_heads(i), V, K});
       if (W > 1 && mixer != "prism-loop") {
         s.q = take(model.dtype(), {B, W - 1, H * K});
         s.k = take(model.dtype(), {B, W - 1, H * K});

@@ -15,7 +15,8 @@ namespace prism {
 // What one layer keeps of the past while decoding (SPEC section 7): O(1) in the number of tokens, but for
 // attention's keys and values.
 struct LayerState {
-  Tensor S;           // [B,H,V,K], accumulation type; ttt-mlp: [B,H,P] (kernels/ttt.h)
+  // [B,H,V,K], accumulation type, H the scan's heads (Config::scan_heads); ttt-mlp: [B,H,P] (kernels/ttt.h)
+  Tensor S;
   Tensor q, k, v, u;  // [B,W-1,channels] the last inputs of each convolution; absent where the layer has none
   KeyValues cache;    // attention layers have this alone
 };

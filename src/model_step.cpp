@@ -43,7 +43,8 @@ bool Model::can_step() const {
   const bool solver = L_ == 1 || config_.solver_dim % 8 == 0;
   bool fused = device() == Device::cuda && kernel_choice == KernelChoice::fast && aligned && small && solver;
   for (const Layer& layer : layers_)
-    fused = fused && layer.mixer != "prism-loop" && layer.mixer != "attention" && layer.mixer != "ttt-mlp";
+    for (const char* other : {"prism-loop", "attention", "ttt-mlp", "mom"})
+      fused = fused && layer.mixer != other;
   return fused && config_.use_gate && config_.ablations.empty();
 }
 

@@ -149,9 +149,13 @@ std::vector<ProbeModel> probe_models(const ProbeTask& task, const ProbeOptions& 
       for (const std::vector<std::string>& settings : combinations(o.grid)) {
         ProbeModel m{mixer.starts_with("prism") ? cat(mixer, " ", rank) : mixer, base};
         m.config.mixers = {mixer}, m.config.rank = rank;
-        // A solver's key says nothing to a model without one.
+        // Four memories, the shared one included, of heads half as wide have a state of the same size.
+        if (mixer == "mom" && base.head_dim % 2 == 0) m.config.head_dim /= 2, m.config.memories = 3;
+        // A solver's key says nothing to a model without one, nor does a memory's.
         for (const std::string& setting : settings)
-          if ((mixer == "prism" && rank > 1) || !setting.starts_with("solver_")) {
+          if (setting.starts_with("solver_")    ? mixer == "prism" && rank > 1
+              : setting.starts_with("memories") ? mixer == "mom"
+                                                : true) {
             m.config = with_settings(m.config, {setting});
             m.name += " " + setting.substr(setting.find('=') + 1);
           }

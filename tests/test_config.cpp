@@ -95,7 +95,7 @@ TEST_CASE("config: a file of flash-linear-attention's is read, its foreign keys 
 TEST_CASE("config: what is written reads back equal, every key at another value than its default") {
   Config c;
   c.vocab_size = 258, c.hidden_size = 64, c.num_hidden_layers = 2, c.num_heads = 3, c.head_dim = 5;
-  c.attention_heads = 8;
+  c.attention_heads = 8, c.memories = 6, c.memories_active = 3;
   c.expand_v = 1.4, c.intermediate_size = 77, c.hidden_ratio = 3.3, c.conv_size = 2, c.use_gate = false,
   c.norm_eps = 1e-5;
   c.tie_word_embeddings = true, c.initializer_range = 0.1, c.bos_token_id = 256, c.eos_token_id = 257;
@@ -188,6 +188,10 @@ TEST_CASE("config: bad files give one line with the file, the key, what was expe
       {R"({"mixers": "hyena"})", "mixers", "\"hyena\""},
       {R"({"mixers": "attention", "attention_heads": 3})", "hidden_size", "2048"},
       {R"({"mixers": "attention", "hidden_size": 6, "attention_heads": 2})", "hidden_size", "6"},
+      {R"({"memories": 0})", "memories", "0"},
+      {R"({"mixers": "mom", "memories": 65})", "memories", "65"},
+      {R"({"mixers": "mom", "memories": 1})", "memories_active", "2"},
+      {R"({"mixers": "mom", "memories_active": 5})", "memories_active", "5"},
       {R"({"attention_heads": -1})", "attention_heads", "-1"},
       {R"({"mixers": ["gdn", "gdn"]})", "mixers", "2 names"},
       {R"({"mixers": []})", "mixers", "0 names"},

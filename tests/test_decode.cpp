@@ -51,9 +51,10 @@ Pass run(const Config& config, const Batch& batch) {
   return {activations.logits, to_host(model.parameters().grads())};
 }
 
-const std::vector<std::vector<std::string>> kMixers = {
-    {"linear"}, {"retnet"},     {"mamba2"},    {"deltanet"},           {"gdn"},
-    {"prism"},  {"prism-loop"}, {"attention"}, {"prism", "attention"}, {"ttt-mlp"}};
+const std::vector<std::vector<std::string>> kMixers = {{"linear"},     {"retnet"},    {"mamba2"},
+                                                       {"deltanet"},   {"gdn"},       {"prism"},
+                                                       {"prism-loop"}, {"attention"}, {"prism", "attention"},
+                                                       {"ttt-mlp"},    {"mom"}};
 
 }  // namespace
 

@@ -77,7 +77,7 @@ TEST_CASE("inspect: shared keys lie on each other, base keys on k, and free ones
 
 TEST_CASE("inspect: every mixer has its rows; a rank-1 model writes once, on one line") {
   for (const char* name :
-       {"linear", "retnet", "mamba2", "deltanet", "gdn", "prism-rank-1", "prism-loop-rank-1"})
+       {"linear", "retnet", "mamba2", "deltanet", "gdn", "prism-rank-1", "prism-loop-rank-1", "mom"})
     for (const Json& layer : layers_of(name)) {
       CAPTURE(name);
       CHECK(layer["writes"].size() == 1);

@@ -160,7 +160,7 @@ TEST_CASE("probe: models have states of one size, and a grid has each model once
     std::vector<std::string> all;
     for (const ProbeModel& m : probe_models(task, o)) {
       all.push_back(m.name);
-      CHECK(m.config.num_heads * m.config.head_dim * m.config.value_dim() == 16 * 16);
+      CHECK(m.config.scan_heads(0) * m.config.head_dim * m.config.value_dim() == 16 * 16);
     }
     return all;
   };

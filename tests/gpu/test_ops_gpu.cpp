@@ -11,6 +11,7 @@
 #include "kernels/loss.h"
 #include "kernels/matmul.h"
 #include "kernels/norm.h"
+#include "kernels/route.h"
 #include "kernels/solver.h"
 #include "kernels/ttt.h"
 #include "tests/gpu/memory.h"
@@ -311,6 +312,41 @@ TEST_CASE("ttt: forward and backward, full and narrow heads, documents, a state,
       ttt_backward<T>(m.device(), a, g);
     });
   }
+}
+
+TEST_CASE(
+    "route and mix: forward and backward, one memory of one, some, all, and of equal values the first") {
+  struct Case {
+    int64_t n, M, H, active, columns;
+  };
+  std::vector<Case> cases = {{1, 1, 1, 1, 2}, {131, 4, 2, 2, 40}};
+  if (!kSmall) cases.insert(cases.end(), {{300, 4, 4, 1, 1000}, {67, 8, 3, 8, 24}, {40, 64, 2, 5, 256}});
+  for (const Case& c : cases)
+    compare_with_cpu("route", cat(c.n, " M ", c.M, " active ", c.active), [&](auto tag, Memory& m) {
+      using T = TYPE_OF(tag);
+      const int64_t N = c.M + 1, gates = c.n * N * c.H;
+      RouteArgs<T> a;
+      a.n = c.n, a.M = c.M, a.H = c.H, a.active = c.active;
+      a.weight = m.acc<T>("weight", Use::out, c.n * N), a.beta = m.acc<T>("beta", Use::inout, gates);
+      a.g = m.acc<T>("g", Use::inout, gates), a.x = m.rows<T>("x", Use::in, c.n, c.M, -3, 3);
+      if (c.M == 4 && c.active == 2) a.x = {m.copy_of(std::vector<T>(4, T(1.f))), 0};
+      route_forward<T>(m.device(), a);
+      RouteGrads<T> g;
+      g.dx = m.rows<T>("dx", Use::out, c.n, c.M), g.dbeta = m.acc<T>("dbeta", Use::inout, gates);
+      g.dg = m.acc<T>("dg", Use::inout, gates), g.dweight = m.acc<T>("dweight", Use::in, c.n * N);
+      route_backward<T>(m.device(), a, g);
+
+      MixArgs<T> x;
+      x.n = c.n, x.N = N, x.columns = c.columns, x.y = m.store<T>("y", Use::out, c.n * c.columns);
+      x.o = m.store<T>("o", Use::in, c.n * N * c.columns);
+      x.weight = m.acc<T>("mix weight", Use::in, c.n * N);
+      mix_forward<T>(m.device(), x);
+      MixGrads<T> dx;
+      dx.d_o = m.store<T>("d_o", Use::out, c.n * N * c.columns);
+      dx.dweight = m.acc<T>("mix dweight", Use::out, c.n * N);
+      dx.dy = m.store<T>("dy", Use::in, c.n * c.columns);
+      mix_backward<T>(m.device(), x, dx);
+    });
 }
 
 TEST_CASE("swiglu, add_rows, copy_rows and cast") {

@@ -1,4 +1,4 @@
-"""PRISM in plain PyTorch: the second statement of the mathematics (SPEC sections 1, 3 to 6 and 10).
+"""PRISM in plain PyTorch: the second statement of the mathematics (SPEC sections 1, 3 to 6, 10 and 11).
 
 Written to be read beside SPEC.md: the scan is the token recurrence of section 1, the other lines are the
 formulas they quote, gradients come from autograd. `prism grad --dtype f64` agrees with this file;
@@ -20,8 +20,8 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-ERASES = {"deltanet", "gdn", "prism", "prism-loop"}
-LEARNED_DECAY = {"mamba2", "gdn", "prism", "prism-loop"}
+ERASES = {"deltanet", "gdn", "prism", "prism-loop", "mom"}
+LEARNED_DECAY = {"mamba2", "gdn", "prism", "prism-loop", "mom"}
 MIXERS = ERASES | LEARNED_DECAY | {"linear", "retnet", "attention", "ttt-mlp"}
 
 
@@ -34,6 +34,8 @@ class Config:
     num_heads: int = 6  # H
     head_dim: int = 256  # K
     attention_heads: int = 0  # of attention layers; 0: num_heads
+    memories: int = 4  # M, of mom, beside the shared one
+    memories_active: int = 2
     expand_v: float = 2  # V / K
     intermediate_size: int | None = None  # F
     hidden_ratio: float = 4
@@ -195,11 +197,14 @@ class GatedDelta(Mixer):
         self.solver = Solver(c) if name == "prism" and c.rank > 1 else None
         self.memory = Memory(c) if name == "ttt-mlp" else None
 
-    def forward(self, xn: Tensor, document: Tensor) -> Tensor:
+    def qkv(self, xn: Tensor, document: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         q, k, v = (self.heads(F.silu(causal_conv(proj(xn), conv.weight, document)))
                    for proj, conv in ((self.q_proj, self.q_conv1d), (self.k_proj, self.k_conv1d),
                                       (self.v_proj, self.v_conv1d)))
-        q, k = l2norm(q) * self.K**-0.5, l2norm(k)
+        return l2norm(q) * self.K**-0.5, l2norm(k), v
+
+    def forward(self, xn: Tensor, document: Tensor) -> Tensor:
+        q, k, v = self.qkv(xn, document)
         beta = self.b_proj(xn).sigmoid()
         if self.memory is not None:
             return self.output(self.memory(q * self.K**0.5, k, v, 0.1 / self.K * beta, document), xn)
@@ -365,6 +370,43 @@ class Memory(nn.Module):
         return torch.stack(outputs, 1)
 
 
+# --- section 11: mixture of memories ------------------------------------------------------------------------
+
+
+class MixtureOfMemories(GatedDelta):
+    """M + 1 memories: the first takes every token, the others those that choose them, as if there were no more."""
+
+    def __init__(self, c: Config, name: str):
+        super().__init__(c, name)
+        gates = (c.memories + 1) * self.H  # memory-major
+        self.a_proj, self.b_proj = Weight(gates, self.D), Weight(gates, self.D)
+        self.A_log, self.dt_bias = nn.Parameter(torch.empty(gates)), nn.Parameter(torch.empty(gates))
+        self.router = Weight(c.memories, self.D)
+
+    def forward(self, xn: Tensor, document: Tensor) -> Tensor:
+        q, k, v = self.qkv(xn, document)
+        beta, g = (x.unflatten(-1, (-1, self.H)) for x in (self.b_proj(xn).sigmoid(), self.decay(xn)))
+        # A stable sort: of equal scores the lower index.
+        score, memory = self.router(xn).softmax(-1).sort(dim=-1, descending=True, stable=True)
+        score, memory = (x[..., :self.c.memories_active] for x in (score, memory))
+        share = score / score.sum(-1, keepdim=True)
+        o = []
+        for b in range(len(xn)):
+            mixed = torch.zeros_like(v[b])
+            for m in range(self.c.memories + 1):
+                slot = memory[b] == m - 1
+                t = torch.arange(len(v[b])) if m == 0 else slot.any(-1).nonzero().squeeze(-1)
+                if len(t) == 0:
+                    continue
+                key, gate = k[b, t][None], beta[b, t, m][None]
+                read, _ = scan(q[b, t][None], key, gate, g[b, t, m][None],
+                               [(gate[..., None] * v[b, t][None], key)], document[b, t][None])
+                weight = 1 if m == 0 else share[b][slot][:, None, None]
+                mixed = mixed.index_add(0, t, weight * read[0])
+            o.append(mixed)
+        return self.output(torch.stack(o), xn)
+
+
 # --- the model ----------------------------------------------------------------------------------------------
 
 
@@ -378,7 +420,8 @@ class Layer(nn.Module):
         if name == "attention":
             self.attn = Attention(c)
         else:
-            self.attn = PrismLoop(c, name) if name == "prism-loop" else GatedDelta(c, name)
+            kinds = {"prism-loop": PrismLoop, "mom": MixtureOfMemories}
+            self.attn = kinds.get(name, GatedDelta)(c, name)
         self.mlp = FeedForward(c)
 
     def forward(self, x: Tensor, document: Tensor) -> Tensor:
