@@ -291,6 +291,7 @@ Var ttt(Tape& tape, const TttInputs& in, const Sequences& seq) {
     const TttArgs<float> sizes{.H = H, .K = K, .M = M};
     const Tensor record = tape.scratch(tape.acc(), {seq.B * H, seq.T, sizes.R()});
     const Tensor partial = tape.scratch(tape.acc(), {seq.B, H, sizes.P() + 2 * K});
+    const Tensor last_state = tape.scratch(tape.acc(), {seq.B, H, sizes.P()});
     tape.run([&]<class T>(Tag<T> tag) {
       using A = acc_t<T>;
       TttArgs<T> a = args(tag);
@@ -300,7 +301,7 @@ Var ttt(Tape& tape, const TttInputs& in, const Sequences& seq) {
       g.dW1 = in.W1->grad.ptr<A>(), g.db1 = in.b1->grad.ptr<A>();
       g.dW2 = in.W2->grad.ptr<A>(), g.db2 = in.b2->grad.ptr<A>();
       g.dnorm_weight = in.norm_weight->grad.ptr<A>(), g.dnorm_bias = in.norm_bias->grad.ptr<A>();
-      g.partial = partial.ptr<A>(), g.d_o = d_o.ptr<T>();
+      g.partial = partial.ptr<A>(), g.last_state = last_state.ptr<A>(), g.d_o = d_o.ptr<T>();
       ttt_backward<T>(tape.device(), a, g);
     });
     tape.settle(in.q, dq), tape.settle(in.k, dk), tape.settle(in.v, dv), tape.settle(in.beta, dbeta);

@@ -158,7 +158,7 @@ void ttt_forward(const TttArgs<T>& args) {
 template <class T>
 void ttt_backward(const TttArgs<T>& args, const TttGrads<T>& grads) {
   TttArgs<T> recording = args;
-  recording.o = nullptr, recording.final_state = nullptr;
+  recording.o = nullptr, recording.final_state = grads.last_state;
   ttt_forward(recording);
   const int64_t K = args.K, M = args.M, P = args.P(), Q = P + 2 * K;
   parallel_for(args.B * args.H, [&](int64_t i) {
@@ -168,7 +168,10 @@ void ttt_backward(const TttArgs<T>& args, const TttGrads<T>& grads) {
         dbias(grads.partial + i * Q + P + K, K);
     dW0.setZero(), dgamma.setZero(), dbias.setZero();
     for (int64_t t = args.T_len - 1; t >= 0; --t) {
-      if (t == args.T_len - 1 || args.opens_document(head.b, t + 1)) {
+      if (t == args.T_len - 1) {
+        w.initialise(args, head.h);
+        for (int64_t j = 0; j < P; ++j) w.all[static_cast<size_t>(j)] += grads.last_state[i * P + j];
+      } else if (args.opens_document(head.b, t + 1)) {
         // The last token of a document: its weights come from the writes, which the record has.
         w.initialise(args, head.h);
         const int64_t first = args.start ? args.start[head.b * args.T_len + t] : 0;

@@ -54,9 +54,10 @@ __global__ void __launch_bounds__(kThreads, 1) forward_kernel(TttArgs<T> a) {
     const float *q = ring[t % 4][0], *k = ring[t % 4][1], eta = next_eta;
     float* const record = a.record ? head.record(t) : nullptr;
     if (next_opens) {
-      head.initial(at, W1, W2, t);
+      const float* const state = head.state_at(t);
+      head.initial(at, W1, W2, state);
       head.biases(at, b1, b2,
-                  [&](float& w, int64_t j, bool inside, bool) { w = inside ? head.weight(j, t) : 0.f; });
+                  [&](float& w, int64_t j, bool inside, bool) { w = inside ? head.weight(j, state) : 0.f; });
     }
     fetch(t + 1);
     const float z1 = times(at, W1, k) + b1;
@@ -138,7 +139,7 @@ __device__ void replay(const Place& at, const Head<T>& head, Tile& W1, Tile& W2,
   const TttArgs<T>& a = head.a;
   const int64_t first = a.start ? a.start[head.b * a.T_len + t] : 0;
   const int row = at.own_row();
-  head.initial(at, W1, W2, first);
+  head.initial(at, W1, W2, head.state_at(first));
   for (int64_t s = first; s <= t; ++s) {
     const float *record = head.record(s), eta = a.rate * a.beta[head.token(s)];
     const Gelu<float> x1(row < a.M ? record[row] : 0.f);
@@ -245,7 +246,10 @@ struct Backward {
   __device__ void token(int64_t t) {
     Slot &now = slots[t % 2], &other = slots[(t + 1) % 2];  // other: token t + 1, then t - 1
     const float eta = now.eta, old_h = h;
-    if (ended) replay(at, head, W1, W2, t);
+    if (t == a.T_len - 1)
+      head.initial(at, W1, W2, g.last_state);
+    else if (ended)
+      replay(at, head, W1, W2, t);
     const Gelu<float> x1(z1), c1(a1);
     const float f = h * x1.slope;
     // The read, and what token t + 1 still owes.
@@ -340,7 +344,7 @@ void ttt_forward(const TttArgs<T>& a) {
 template <class T>
 void ttt_backward(const TttArgs<T>& a, const TttGrads<T>& g) {
   TttArgs<T> recording = a;
-  recording.o = nullptr, recording.final_state = nullptr;
+  recording.o = nullptr, recording.final_state = g.last_state;
   ttt_forward(recording);
   if (a.B * a.H * a.T_len == 0) return;
   const auto kernel = backward_kernel<T>;

@@ -161,9 +161,9 @@ struct Head {
     fn(b2.x, at_W2(0, 0) + a.M * a.K + c, c < a.K, at.warp == 0);
     fn(b2.y, at_W2(0, 0) + a.M * a.K + c + 1, c + 1 < a.K, at.warp == 0);
   }
-  // A weight as the document that begins at token `first` finds it.
-  __device__ float weight(int64_t j, int64_t first) const {
-    const float* state = first == 0 ? a.initial_state : nullptr;
+  // W - W_0 as the document that begins at token `first` finds it.
+  __device__ const float* state_at(int64_t first) const { return first == 0 ? a.initial_state : nullptr; }
+  __device__ float weight(int64_t j, const float* state) const {
     return a.initial_weight(h, j) + (state ? state[i * a.P() + j] : 0.f);
   }
   // fn(weight, its entry) for the tiles' entries that exist.
@@ -178,8 +178,8 @@ struct Head {
         fn(W1[r][c], at_W1(row, column), inside), fn(W2[r][c], at_W2(row, column), inside);
       }
   }
-  __device__ void initial(const Place& at, Tile& W1, Tile& W2, int64_t first) const {
-    tiles(at, W1, W2, [&](float& w, int64_t j, bool inside) { w = inside ? weight(j, first) : 0.f; });
+  __device__ void initial(const Place& at, Tile& W1, Tile& W2, const float* state) const {
+    tiles(at, W1, W2, [&](float& w, int64_t j, bool inside) { w = inside ? weight(j, state) : 0.f; });
   }
 };
 

@@ -59,6 +59,7 @@ struct TttGrads {
   A *dW1 = nullptr, *db1 = nullptr, *dW2 = nullptr, *db2 = nullptr;  // accumulated (+=),
   A *dnorm_weight = nullptr, *dnorm_bias = nullptr;                  // or null: not wanted
   A* partial = nullptr;                                              // [B,H,P+2K] scratch
+  A* last_state = nullptr;                                           // [B,H,P] scratch: W_T - W_0
   // inputs
   const T* d_o = nullptr;  // [B,T,H,K]
 

@@ -308,6 +308,7 @@ TEST_CASE("ttt: forward and backward, full and narrow heads, documents, a state,
       g.dnorm_weight = m.acc<T>("dnorm_weight", Use::inout, K);
       g.dnorm_bias = m.acc<T>("dnorm_bias", Use::inout, K);
       g.partial = m.acc<T>("partial", Use::scratch, c.B * c.H * (a.P() + 2 * c.K));
+      g.last_state = m.acc<T>("last_state", Use::scratch, c.B * c.H * a.P());
       g.d_o = m.store<T>("d_o", Use::in, n);
       ttt_backward<T>(m.device(), a, g);
     });
