@@ -87,6 +87,14 @@ Var route(Tape& tape, Columns x, const Gates& gates, int64_t active);
 // o [n, N columns], weight [n,N] -> y [n,columns], what the N memories answer by their weights
 Var mix(Tape& tape, Var o, Var weight);
 
+// kernels/gla.h: q, k, y [n, H K], w [n, H V] -> o [n, H V]. A head's state is [V,K].
+struct GlaInputs {
+  Var q = nullptr, k = nullptr, w = nullptr, y = nullptr;
+  Tensor initial_state, final_state;  // [B,H,V,K], or absent
+  int64_t H = 0, K = 0, V = 0;
+};
+Var gla(Tape& tape, const GlaInputs& in, const Sequences& seq);
+
 // kernels/attention.h: qkv [n, q | k | v of H W columns each] -> o [n, H W]. q and k are turned by their
 // positions in place: no other op may read qkv, nor may it be a temporary.
 struct KeyValues {

@@ -4,6 +4,7 @@
 #include "autograd/ops.h"
 #include "kernels/attention.h"
 #include "kernels/elementwise.h"
+#include "kernels/gla.h"
 #include "kernels/loss.h"
 #include "kernels/matmul.h"
 #include "kernels/route.h"
@@ -212,6 +213,47 @@ Var mix(Tape& tape, Var o, Var weight) {
     tape.settle(o, d_o), tape.settle(weight, dweight);
   });
   return y;
+}
+
+Var gla(Tape& tape, const GlaInputs& in, const Sequences& seq) {
+  const int64_t n = seq.n();
+  for (Var x : {in.q, in.k, in.y}) check_shape("gla: q, k, y", x, {n, in.H * in.K});
+  check_shape("gla: w", in.w, {n, in.H * in.V});
+  const auto args = [=, &tape]<class T>(Tag<T>, Tensor alpha) {
+    using A = acc_t<T>;
+    GlaArgs<T> a;
+    a.q = ptr<T>(in.q), a.k = ptr<T>(in.k), a.y = ptr<T>(in.y), a.w = ptr<T>(in.w);
+    a.initial_state = in.initial_state.ptr<A>(), a.start = seq.start.ptr<int32_t>();
+    a.alpha = alpha.ptr<A>(), a.B = seq.B, a.T_len = seq.T, a.H = in.H, a.K = in.K, a.V = in.V;
+    return a;
+  };
+  const Var o = tape.make({n, in.H * in.V});
+  {
+    Tape::Scratch scratch(tape);
+    const Tensor alpha = tape.scratch(tape.acc(), {n, in.H * in.K});
+    tape.run([&]<class T>(Tag<T> tag) {
+      GlaArgs<T> a = args(tag, alpha);
+      a.o = ptr<T>(o), a.final_state = in.final_state.ptr<acc_t<T>>();
+      gla_forward<T>(tape.device(), a);
+    });
+  }
+  tape.on_reverse([=, &tape] {
+    const Tensor d_o = tape.grad(o);
+    for (Var x : {in.q, in.k, in.w, in.y}) tape.value(x);
+    const Tensor dq = tape.grad_target(in.q), dk = tape.grad_target(in.k), dy = tape.grad_target(in.y),
+                 dw = tape.grad_target(in.w);
+    Tape::Scratch scratch(tape);
+    Tensor sums[3];  // alpha, and dq, dk before rounding
+    for (Tensor& sum : sums) sum = tape.scratch(tape.acc(), {n, in.H * in.K});
+    tape.run([&]<class T>(Tag<T> tag) {
+      using A = acc_t<T>;
+      gla_backward<T>(tape.device(), args(tag, sums[0]),
+                      {dq.ptr<T>(), dk.ptr<T>(), dy.ptr<T>(), dw.ptr<T>(), sums[1].ptr<A>(), sums[2].ptr<A>(),
+                       d_o.ptr<T>()});
+    });
+    tape.settle(in.q, dq), tape.settle(in.k, dk), tape.settle(in.y, dy), tape.settle(in.w, dw);
+  });
+  return o;
 }
 
 Var attention(Tape& tape, Var qkv, int64_t H, const Sequences& seq, const KeyValues& cache) {

@@ -189,8 +189,8 @@ int64_t Config::feed_forward() const {
 bool Config::ablated(std::string_view name) const { return contains(ablations, name); }
 
 const Names& mixer_names() {
-  static const Names names = {"linear", "retnet",     "mamba2",    "deltanet", "gdn",
-                              "prism",  "prism-loop", "attention", "ttt-mlp",  "mom"};
+  static const Names names = {"linear",     "retnet",    "mamba2",  "deltanet", "gdn", "prism",
+                              "prism-loop", "attention", "ttt-mlp", "mom",      "gla"};
   return names;
 }
 

@@ -59,7 +59,7 @@ struct Config {
 };
 
 // The mixers this engine has: linear, retnet, mamba2, deltanet, gdn, prism, prism-loop, attention, ttt-mlp,
-// mom.
+// mom, gla.
 const std::vector<std::string>& mixer_names();
 
 // Throws one line (key, expected, got) when the parts don't fit: unknown mixer or ablation, an ablation that

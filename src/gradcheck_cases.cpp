@@ -153,6 +153,19 @@ void check_mix(Trial& t, const Sizes& s) {
   t.output("y", mix(t.tape, o, t.scalars("weight", {s.n(), s.L}, 0, 1)));
 }
 
+void check_gla(Trial& t, const Sizes& s) {
+  GlaInputs in;
+  in.H = s.H, in.K = s.K, in.V = s.V;
+  const double longest = 1 / std::sqrt(static_cast<double>(s.K));
+  in.q = t.activation("q", {s.n(), s.H * s.K}, longest),
+  in.k = t.activation("k", {s.n(), s.H * s.K}, longest);
+  in.w = t.activation("w", {s.n(), s.H * s.V});
+  in.y = t.activation("y", {s.n(), s.H * s.K}, 4);  // decays from 0.5 to 1
+  in.initial_state = t.constant(t.tape.acc(), {s.B, s.H, s.V, s.K});
+  in.final_state = t.tape.make(t.tape.acc(), {s.B, s.H, s.V, s.K})->value;
+  t.output("o", gla(t.tape, in, t.sequences(s)));
+}
+
 void check_attention(Trial& t, const Sizes& s) {
   const int64_t width = s.K + s.K % 2;
   const Var qkv = t.activation("qkv", {s.n(), 3 * s.H * width});
@@ -238,6 +251,7 @@ std::vector<OpCase> op_cases() {
       {"scan, neither", with(check_scan, false, false, int64_t{1})},
       {"route", check_route},
       {"mix", check_mix},
+      {"gla", check_gla},
       {"attention", check_attention},
       {"ttt", check_ttt},
       {"gated_norm", check_gated_norm},

@@ -11,17 +11,21 @@ namespace {
 
 constexpr double kResidualLayers = 2;  // additions to the residual stream a layer makes
 constexpr double kInnerRate = 0.1;     // ttt-mlp: eta = kInnerRate / K beta
+constexpr int64_t kDecayRank = 16;     // gla: of its low-rank map
 constexpr int64_t kMemoryWidth = 4;    // ttt-mlp: M / K
 
 bool learned_decay(const std::string& mixer) {
-  return mixer != "linear" && mixer != "retnet" && mixer != "deltanet" && mixer != "ttt-mlp";
+  return mixer != "linear" && mixer != "retnet" && mixer != "deltanet" && mixer != "ttt-mlp" &&
+         mixer != "gla";
 }
 
 Cache both(Tensor cache) { return {cache, cache}; }
 
 }  // namespace
 
-bool erases(const std::string& mixer) { return mixer != "linear" && mixer != "retnet" && mixer != "mamba2"; }
+bool erases(const std::string& mixer) {
+  return mixer != "linear" && mixer != "retnet" && mixer != "mamba2" && mixer != "gla";
+}
 
 Decay decay_of(const std::string& mixer) {
   return learned_decay(mixer) ? Decay::learned : mixer == "retnet" ? Decay::fixed : Decay::none;
@@ -73,14 +77,14 @@ Var Model::forward(Tape& tape, const Inputs& in, DecodeState* state, std::vector
   return n.xn;
 }
 
-// linear, retnet, mamba2, deltanet, gdn and prism: SPEC sections 3 and 4; ttt-mlp and mom:
-// sections 10 and 11.
+// linear, retnet, mamba2, deltanet, gdn and prism: SPEC sections 3 and 4; ttt-mlp, mom and gla:
+// sections 10 to 12.
 Var Model::mix_gdn(Tape& tape, const Layer& layer, Var xn, const Sequences& seq, LayerState* state,
                    Tensor into) const {
   const int64_t HK = H_ * K_, HV = H_ * V_;
   const LayerState past = state ? *state : LayerState{};
   const int64_t M = layer.mixer == "mom" ? config_.memories : 0, H = (M + 1) * H_;  // heads of the scan
-  // One product for everything that reads xn: q | k | v | g | a | b | router.
+  // One product for everything that reads xn: q | k | v | g | a | b | router | decay.
   const Var in = fused_linear(tape, xn, weight(tape, layer.in));
   int64_t at = 0;
   const auto next = [&](int64_t width) { return Columns(in, std::exchange(at, at + width), width); };
@@ -106,6 +110,10 @@ Var Model::mix_gdn(Tape& tape, const Layer& layer, Var xn, const Sequences& seq,
   s.g = g.g;
   s.initial_state = s.final_state = past.S;
   s.H = H, s.K = K_, s.V = V_, s.L = layer.key_up ? L_ : 1, s.C = chunk;
+  if (layer.decay_up) {
+    const Var y = low_rank_up(tape, next(kDecayRank), weight(tape, layer.decay_up));
+    return output(tape, layer, gla(tape, {q, k, writes.w, y, past.S, past.S, H, K_, V_}, seq), gate, into);
+  }
   show(tape, layer, {writes.u, writes.made_from, s});
   const Var o = scan(tape, s, seq);
   return output(tape, layer, M ? mix(tape, o, shares) : o, gate, into);
@@ -272,7 +280,10 @@ void Model::declare_gdn(Layer& layer, const std::string& p) {
   if (decay) in.push_back(matrix(p + "a_proj.weight", H, D_));
   in.push_back(matrix(p + "b_proj.weight", H, D_));
   if (M) in.push_back(matrix(p + "router.weight", M, D_));
+  if (layer.mixer == "gla") in.push_back(matrix(p + "gk_proj.0.weight", kDecayRank, D_));
   layer.in = parameters_.add_matrix(in, true);
+  if (layer.mixer == "gla")
+    layer.decay_up = parameters_.add_matrix({matrix(p + "gk_proj.1.weight", HK, kDecayRank)});
   layer.conv_q = conv("q_conv1d.weight", HK);
   layer.conv_k = conv("k_conv1d.weight", HK);
   layer.conv_v = conv("v_conv1d.weight", HV);

@@ -102,7 +102,7 @@ class Model {
     std::string mixer;
     Slot attn_norm, in, conv_q, conv_k, conv_v, A_log, dt_bias, o_norm, out;
     Slot solver_conv, solver_down, key_up, gain_up, gate_bias, residual_up, scale;
-    Slot W1, b1, W2, b2, memory_norm, memory_bias;
+    Slot decay_up, W1, b1, W2, b2, memory_norm, memory_bias;
     Slot mlp_norm, gate_up, down;
   };
   template <class T>

@@ -43,7 +43,7 @@ bool Model::can_step() const {
   const bool solver = L_ == 1 || config_.solver_dim % 8 == 0;
   bool fused = device() == Device::cuda && kernel_choice == KernelChoice::fast && aligned && small && solver;
   for (const Layer& layer : layers_)
-    for (const char* other : {"prism-loop", "attention", "ttt-mlp", "mom"})
+    for (const char* other : {"prism-loop", "attention", "ttt-mlp", "mom", "gla"})
       fused = fused && layer.mixer != other;
   return fused && config_.use_gate && config_.ablations.empty();
 }

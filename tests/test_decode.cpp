@@ -54,7 +54,7 @@ Pass run(const Config& config, const Batch& batch) {
 const std::vector<std::vector<std::string>> kMixers = {{"linear"},     {"retnet"},    {"mamba2"},
                                                        {"deltanet"},   {"gdn"},       {"prism"},
                                                        {"prism-loop"}, {"attention"}, {"prism", "attention"},
-                                                       {"ttt-mlp"},    {"mom"}};
+                                                       {"ttt-mlp"},    {"mom"},       {"gla"}};
 
 }  // namespace
 

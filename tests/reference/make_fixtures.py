@@ -60,6 +60,7 @@ CASES: dict[str, tuple[dict, int, int, bool]] = {
     "ttt-mlp": (SMALL | dict(mixers="ttt-mlp", expand_v=1), 2, 70, True),
     "mixed-no-output-gate": (LOOP | TWO | dict(mixers=["prism", "prism-loop"], rank=2, use_gate=False), 2, 70, True),
     "mom": (SMALL | TWO | dict(mixers="mom", memories=3, memories_active=2), 2, 70, True),
+    "gla": (SMALL | TWO | dict(mixers="gla"), 2, 70, True),
 }
 
 

@@ -1,4 +1,4 @@
-"""PRISM in plain PyTorch: the second statement of the mathematics (SPEC sections 1, 3 to 6, 10 and 11).
+"""PRISM in plain PyTorch: the second statement of the mathematics (SPEC sections 1, 3 to 6 and 10 to 12).
 
 Written to be read beside SPEC.md: the scan is the token recurrence of section 1, the other lines are the
 formulas they quote, gradients come from autograd. `prism grad --dtype f64` agrees with this file;
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 ERASES = {"deltanet", "gdn", "prism", "prism-loop", "mom"}
 LEARNED_DECAY = {"mamba2", "gdn", "prism", "prism-loop", "mom"}
-MIXERS = ERASES | LEARNED_DECAY | {"linear", "retnet", "attention", "ttt-mlp"}
+MIXERS = ERASES | LEARNED_DECAY | {"linear", "retnet", "attention", "ttt-mlp", "gla"}
 
 
 @dataclass
@@ -407,6 +407,28 @@ class MixtureOfMemories(GatedDelta):
         return self.output(torch.stack(o), xn)
 
 
+# --- section 12: gated linear attention ---------------------------------------------------------------------
+
+
+class GatedLinear(GatedDelta):
+    def __init__(self, c: Config, name: str):
+        super().__init__(c, name)
+        self.gk_proj = nn.ModuleList([Weight(16, self.D), Weight(self.H * self.K, 16)])
+
+    def forward(self, xn: Tensor, document: Tensor) -> Tensor:
+        q, k, v = self.qkv(xn, document)
+        alpha = self.heads(self.gk_proj[1](self.gk_proj[0](xn))).sigmoid() ** (1 / 16)
+        w = self.b_proj(xn).sigmoid()[..., None] * v
+        S, o = torch.zeros_like(w[:, 0, :, :, None] * k[:, 0, :, None, :]), []
+        for t in range(xn.shape[1]):
+            if t > 0:
+                opens = document[:, t] != document[:, t - 1]
+                S = torch.where(opens[:, None, None, None], 0, S)
+            S = alpha[:, t, :, None, :] * S + w[:, t, :, :, None] * k[:, t, :, None, :]
+            o.append((S @ q[:, t, :, :, None]).squeeze(-1))
+        return self.output(torch.stack(o, 1), xn)
+
+
 # --- the model ----------------------------------------------------------------------------------------------
 
 
@@ -420,7 +442,7 @@ class Layer(nn.Module):
         if name == "attention":
             self.attn = Attention(c)
         else:
-            kinds = {"prism-loop": PrismLoop, "mom": MixtureOfMemories}
+            kinds = {"prism-loop": PrismLoop, "mom": MixtureOfMemories, "gla": GatedLinear}
             self.attn = kinds.get(name, GatedDelta)(c, name)
         self.mlp = FeedForward(c)
 
