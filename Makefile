@@ -40,6 +40,14 @@ ifdef PORTABLE
 LDFLAGS += -Wl,-rpath,'$$ORIGIN/lib',--disable-new-dtags
 endif
 
+# The PyTorch files that `prism export` writes, as strings of C++.
+EXPORTED := tests/reference/prism_twin.py src/modeling_prism.py
+$(BUILD)/exported.inc: $(EXPORTED)
+	@mkdir -p $(@D)
+	for f in $^; do printf '{"%s", R"python(' $$(basename $$f); cat $$f; printf ')python"},\n'; done >$@
+$(BUILD)/src/cmd_export.o: $(BUILD)/exported.inc
+$(BUILD)/src/cmd_export.o: FLAGS += -I$(BUILD)
+
 OBJECTS := $(ENGINE:%.cpp=$(BUILD)/%.o) $(OBJECTS_CUDA)
 
 .PHONY: all

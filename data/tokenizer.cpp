@@ -57,6 +57,44 @@ class Lines : public sentencepiece::SentenceIterator {
   bool done_ = false;
 };
 
+// The byte tokenizer as the tokenizers library writes one: its byte-level models name a byte that prints by
+// the character of that number, the others by characters from 256 on.
+nlohmann::json bytes_json() {
+  nlohmann::json vocab, added;
+  for (int byte = 0, next = 256; byte < 256; ++byte) {
+    const bool prints = (byte > 32 && byte < 127) || (byte > 160 && byte != 173);
+    const int character = prints ? byte : next++;
+    const char utf8[] = {static_cast<char>(0xc0 | character >> 6),
+                         static_cast<char>(0x80 | (character & 63))};
+    vocab[character < 128 ? std::string(1, static_cast<char>(character)) : std::string(utf8, 2)] = byte;
+  }
+  for (const auto& [name, id] : {std::pair("<bos>", 256), {"<eos>", 257}}) {
+    vocab[name] = id;
+    added.push_back({{"id", id},
+                     {"content", name},
+                     {"special", true},
+                     {"normalized", false},
+                     {"single_word", false},
+                     {"lstrip", false},
+                     {"rstrip", false}});
+  }
+  const nlohmann::json byte_level = {
+      {"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", false}, {"use_regex", false}};
+  const auto piece = [](const char* kind, const char* id) {
+    return nlohmann::json{{kind, {{"id", id}, {"type_id", 0}}}};
+  };
+  return {{"version", "1.0"},
+          {"added_tokens", added},
+          {"pre_tokenizer", byte_level},
+          {"decoder", byte_level},
+          {"post_processor",
+           {{"type", "TemplateProcessing"},
+            {"single", {piece("SpecialToken", "<bos>"), piece("Sequence", "A")}},
+            {"pair", {piece("SpecialToken", "<bos>"), piece("Sequence", "A"), piece("Sequence", "B")}},
+            {"special_tokens", {{"<bos>", {{"id", "<bos>"}, {"ids", {256}}, {"tokens", {"<bos>"}}}}}}}},
+          {"model", {{"type", "BPE"}, {"vocab", vocab}, {"merges", nlohmann::json::array()}}}};
+}
+
 }  // namespace
 
 struct Tokenizer::Model {
@@ -130,13 +168,18 @@ Tokenizer Tokenizer::load(const std::string& name_or_path) {
   }
   if (!file.ends_with(".json")) return Tokenizer(std::make_shared<const Model>(read_file(file), file));
   const auto json = nlohmann::json::parse(read_file(file), nullptr, false);
+  const bool bytes = json == bytes_json() || json == nlohmann::json{{"type", "byte"}};
   PRISM_CHECK(
-      json.is_object() && json.value("type", nlohmann::json()) == "byte", file,
+      bytes, file,
       ": expected {\"type\": \"byte\"}; other tokenizers are read as a SentencePiece tokenizer.model");
   return {};
 }
 
-std::string Tokenizer::content() const { return model_ ? model_->content : "{\"type\": \"byte\"}\n"; }
+std::string Tokenizer::content() const { return model_ ? model_->content : bytes_json().dump() + "\n"; }
+
+std::string Tokenizer::special(int32_t id) const {
+  return model_ ? model_->pieces.IdToPiece(id) : id == bos_ ? "<bos>" : "<eos>";
+}
 
 void Tokenizer::save_into(const std::string& directory) const {
   const std::string path = directory + "/" + file();

@@ -40,7 +40,8 @@ class Tokenizer {
   const char* file() const {
     return model_ ? "tokenizer.model" : "tokenizer.json";
   }                             // what save_into() writes
-  std::string content() const;  // and what is in it
+  std::string content() const;  // and what is in it; of bytes, JSON that the tokenizers library reads, too
+  std::string special(int32_t id) const;  // the name of bos or eos
   void save_into(const std::string& directory) const;
 
  private:

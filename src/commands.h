@@ -31,6 +31,7 @@ void add_init(CLI::App& app);
 void add_inspect(CLI::App& app);
 void add_report(CLI::App& app);
 void add_probe(CLI::App& app);
+void add_export(CLI::App& app);
 void add_grad(CLI::App& app);
 void add_diff(CLI::App& app);
 void add_gradcheck(CLI::App& app);

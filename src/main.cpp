@@ -28,6 +28,7 @@ int main(int argc, char** argv) {
   prism::add_inspect(app);
   prism::add_report(app);
   prism::add_probe(app);
+  prism::add_export(app);
   prism::add_grad(app);
   prism::add_diff(app);
   prism::add_gradcheck(app);

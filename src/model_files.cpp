@@ -67,14 +67,17 @@ std::vector<CheckpointFile> model_files(const Model& model, const std::optional<
   return files;
 }
 
-void save_model(const std::string& dir, const Model& model, const std::optional<Tokenizer>& tokenizer) {
+void write_model(const std::string& dir, const std::vector<CheckpointFile>& files) {
   for (const char* name : {"config.json", "model.safetensors"})
     PRISM_CHECK(!std::filesystem::exists(dir + "/" + name), dir, ": expected no model, got ", name);
   std::error_code error;
   std::filesystem::create_directories(dir, error);
   PRISM_CHECK(!error, dir, ": cannot create the directory: ", error.message());
-  for (const CheckpointFile& file : model_files(model, tokenizer))
-    replace_file(dir + "/" + file.name, file.write);
+  for (const CheckpointFile& file : files) replace_file(dir + "/" + file.name, file.write);
+}
+
+void save_model(const std::string& dir, const Model& model, const std::optional<Tokenizer>& tokenizer) {
+  write_model(dir, model_files(model, tokenizer));
 }
 
 }  // namespace prism

@@ -20,7 +20,9 @@ std::unique_ptr<Model> load_model(const std::string& dir, Device device, DType d
 // The files of a model, F32 or F64 as its masters are. Without a tokenizer (a model of token shards alone)
 // there is none. The model must outlive what is returned.
 std::vector<CheckpointFile> model_files(const Model& model, const std::optional<Tokenizer>& tokenizer);
-// Writes them into `dir`, which is made when it is not there; throws when a model lies there already.
+// Writes files into `dir`, which is made when it is not there; throws when a model lies there already.
+void write_model(const std::string& dir, const std::vector<CheckpointFile>& files);
+// A model's files in that way.
 void save_model(const std::string& dir, const Model& model, const std::optional<Tokenizer>& tokenizer);
 
 // One of the flat buffers in a file: NAME of its weights is stored as PREFIX + NAME.

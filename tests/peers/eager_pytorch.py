@@ -1,4 +1,4 @@
-"""The model in eager PyTorch, float32 on the CPU, with the chunked scan in tensor operations.
+"""The model in eager PyTorch, float32 on the CPU, with the reference's chunked scan.
 
     python tests/peers/eager_pytorch.py MODEL... [--batch 8] [--seq 512] [--threads 2] [--steps 10]
     python tests/peers/eager_pytorch.py --check        the chunked scan against the fixtures (float64)
@@ -12,6 +12,7 @@ import math
 import statistics
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -22,72 +23,7 @@ from torch import Tensor
 TESTS = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(TESTS / "reference"))
 import prism_twin  # noqa: E402
-from prism_twin import Config, Prism  # noqa: E402
-
-
-def chunked_scan(q: Tensor, k: Tensor, beta: Tensor | None, g: Tensor | None,
-                 writes: list[tuple[Tensor, Tensor]], document: Tensor, state: Tensor | None = None,
-                 C: int = 64) -> tuple[Tensor, Tensor]:
-    """SPEC section 2 over whole tensors; arguments and results are those of the twin's `scan`.
-
-    All chunks are computed at once but for the states: S' = S J + D with a chunk's J [K,K] and D [V,K].
-    Gamma, a, b, M_0 and W are section 2's. The extra writes of a chunk stand one below the other, as rows.
-    """
-    T, H, K = q.shape[1:]
-    N = -(-T // C)
-
-    def chunks(x: Tensor) -> Tensor:
-        """[B,T,H,...] to [B,H,N,C,...]; the tail is padded with tokens that write nothing and do not decay"""
-        x = F.pad(x, (0, 0) * (x.dim() - 2) + (0, N * C - T))
-        return x.unflatten(1, (N, C)).movedim(3, 1)
-
-    doc = torch.cat([document, document[:, -1:].expand(-1, N * C - T)], 1).unflatten(1, (N, C))[:, None]
-    before = torch.cat([doc[:, :, :1, :1], doc[:, :, :-1, -1:]], 2)  # the document running before a chunk
-    Gamma = (doc[..., :, None] == doc[..., None, :]).tril().to(q.dtype)  # [B,1,N,C,C]; with a decay [B,H,...]
-    a = (doc == before).to(q.dtype)
-    if g is not None:
-        decay = chunks(g)
-        # sum of g over j < m <= i, accumulated from j downwards, never as a difference of prefix sums
-        span = decay[..., :, None].expand(*decay.shape, C).tril(-1).cumsum(-2)
-        Gamma, a = Gamma * span.exp(), a * decay.cumsum(-1).exp()
-    b = Gamma[..., -1, :, None]
-
-    extra = [(chunks(w), chunks(kappa)) for w, kappa in writes if kappa is not k]
-    own = [chunks(w) for w, kappa in writes if kappa is k]
-    q, k = chunks(q), chunks(k)
-    W = sum(own)  # what is written under k itself, the first write at least
-    if extra:
-        W_x, kappa_x = (torch.cat(parts, -2) for parts in zip(*extra))
-    if beta is not None:
-        beta = chunks(beta)[..., None]
-        strict = beta * Gamma.tril(-1)
-        M_0 = strict * (k @ k.mT)
-        U = M_0 @ W
-        if extra:
-            U = U + strict.repeat(1, 1, 1, 1, len(extra)) * (k @ kappa_x.mT) @ W_x
-        A_U = torch.cat([beta * a[..., None] * k, U], -1)
-        A_U = torch.linalg.solve_triangular(M_0, A_U, upper=False, unitriangular=True)  # reads M_0 as I + M_0
-        A, U = A_U.split([K, U.shape[-1]], -1)  # W_0 = -A S^T - U
-        W = W - U
-    D = (b * W).mT @ k
-    if extra:
-        D = D + (b.repeat(1, 1, 1, len(extra), 1) * W_x).mT @ kappa_x
-    J = a[..., -1:, None] * torch.eye(K, dtype=q.dtype)
-    if beta is not None:
-        J = J - (b * A).mT @ k
-
-    S = D.new_zeros(D[:, :, 0].shape) if state is None else state
-    states = []
-    for n in range(N):
-        states.append(S)
-        S = S @ J[:, :, n] + D[:, :, n]
-    incoming = torch.stack(states, 2)
-    if beta is not None:
-        W = W - A @ incoming.mT
-    o = a[..., None] * (q @ incoming.mT) + Gamma * (q @ k.mT) @ W
-    if extra:
-        o = o + Gamma.repeat(1, 1, 1, 1, len(extra)) * (q @ kappa_x.mT) @ W_x
-    return o.movedim(1, 3).flatten(1, 2)[:, :T], S
+from prism_twin import Config, Mixer, Prism, chunked_scan  # noqa: E402
 
 
 def fast_conv(x: Tensor, weight: Tensor, document: Tensor) -> Tensor:
@@ -104,7 +40,7 @@ TWIN_CONV = prism_twin.causal_conv
 
 def use_fast_forms(C: int = 64) -> None:
     """The twin's model with these in place of its own."""
-    prism_twin.scan = lambda *args: chunked_scan(*args, C=C)
+    Mixer.scan = staticmethod(partial(chunked_scan, C=C))
     prism_twin.causal_conv = fast_conv
     prism_twin.rms_norm = lambda x, weight, eps: F.rms_norm(x, weight.shape, weight, eps)
 

@@ -3,7 +3,8 @@
 Written to be read beside SPEC.md: the scan is the token recurrence of section 1, the other lines are the
 formulas they quote, gradients come from autograd. `prism grad --dtype f64` agrees with this file;
 tests/fixtures/ has the numbers. It needs torch and safetensors and shares nothing with the engine but the
-checkpoint directory (section 8): parameters have the names on disk.
+checkpoint directory (section 8): parameters have the names on disk. `prism export` puts it, with the chunked
+scan in the recurrence's place, where transformers finds it.
 
     model = Prism.from_checkpoint("runs/quickstart").double()
     loss, logits = model(tokens, targets)                     # int64 [B,T]; a target of -1 is not scored
@@ -51,6 +52,7 @@ class Config:
     solver_gain: str = "sigmoid"  # or gelu
     solver_key_norm: bool = True
     solver_gate_init: float = -2.0
+    solver_scale: bool = False
     ablations: list[str] = field(default_factory=list)
 
     @staticmethod
@@ -70,7 +72,7 @@ class Config:
         return self.intermediate_size or -(int(self.hidden_size * self.hidden_ratio * 2 / 3) // -256) * 256
 
 
-# --- section 1: the scan ------------------------------------------------------------------------------------
+# --- sections 1 and 2: the scan -----------------------------------------------------------------------------
 
 
 def scan(q: Tensor, k: Tensor, beta: Tensor | None, g: Tensor | None, writes: list[tuple[Tensor, Tensor]],
@@ -99,7 +101,77 @@ def scan(q: Tensor, k: Tensor, beta: Tensor | None, g: Tensor | None, writes: li
     return torch.stack(outputs, 1), S
 
 
+def chunked_scan(q: Tensor, k: Tensor, beta: Tensor | None, g: Tensor | None,
+                 writes: list[tuple[Tensor, Tensor]], document: Tensor, state: Tensor | None = None,
+                 C: int = 64) -> tuple[Tensor, Tensor]:
+    """The same in chunks of C tokens (section 2), over whole tensors: what training in PyTorch can afford.
+
+    All chunks are computed at once but for the states: S' = S J + D with a chunk's J [K,K] and D [V,K].
+    Gamma, a, b, M_0 and W are section 2's. The extra writes of a chunk stand one below the other, as rows.
+    """
+    T, H, K = q.shape[1:]
+    N = -(-T // C)
+
+    def chunks(x: Tensor) -> Tensor:
+        """[B,T,H,...] to [B,H,N,C,...]; the tail is padded with tokens that write nothing and do not decay"""
+        x = F.pad(x, (0, 0) * (x.dim() - 2) + (0, N * C - T))
+        return x.unflatten(1, (N, C)).movedim(3, 1)
+
+    doc = torch.cat([document, document[:, -1:].expand(-1, N * C - T)], 1).unflatten(1, (N, C))[:, None]
+    before = torch.cat([doc[:, :, :1, :1], doc[:, :, :-1, -1:]], 2)  # the document running before a chunk
+    Gamma = (doc[..., :, None] == doc[..., None, :]).tril().to(q.dtype)  # [B,1,N,C,C]; with a decay [B,H,...]
+    a = (doc == before).to(q.dtype)
+    if g is not None:
+        decay = chunks(g)
+        # sum of g over j < m <= i, accumulated from j downwards, never as a difference of prefix sums
+        span = decay[..., :, None].expand(*decay.shape, C).tril(-1).cumsum(-2)
+        Gamma, a = Gamma * span.exp(), a * decay.cumsum(-1).exp()
+    b = Gamma[..., -1, :, None]
+
+    extra = [(chunks(w), chunks(kappa)) for w, kappa in writes if kappa is not k]
+    own = [chunks(w) for w, kappa in writes if kappa is k]
+    q, k = chunks(q), chunks(k)
+    W = sum(own)  # what is written under k itself, the first write at least
+    if extra:
+        W_x, kappa_x = (torch.cat(parts, -2) for parts in zip(*extra))
+    if beta is not None:
+        beta = chunks(beta)[..., None]
+        strict = beta * Gamma.tril(-1)
+        M_0 = strict * (k @ k.mT)
+        U = M_0 @ W
+        if extra:
+            U = U + strict.repeat(1, 1, 1, 1, len(extra)) * (k @ kappa_x.mT) @ W_x
+        A_U = torch.cat([beta * a[..., None] * k, U], -1)
+        A_U = torch.linalg.solve_triangular(M_0, A_U, upper=False, unitriangular=True)  # reads M_0 as I + M_0
+        A, U = A_U.split([K, U.shape[-1]], -1)  # W_0 = -A S^T - U
+        W = W - U
+    D = (b * W).mT @ k
+    if extra:
+        D = D + (b.repeat(1, 1, 1, len(extra), 1) * W_x).mT @ kappa_x
+    J = a[..., -1:, None] * torch.eye(K, dtype=q.dtype, device=q.device)
+    if beta is not None:
+        J = J - (b * A).mT @ k
+
+    S = D.new_zeros(D[:, :, 0].shape) if state is None else state
+    states = []
+    for n in range(N):
+        states.append(S)
+        S = S @ J[:, :, n] + D[:, :, n]
+    incoming = torch.stack(states, 2)
+    if beta is not None:
+        W = W - A @ incoming.mT
+    o = a[..., None] * (q @ incoming.mT) + Gamma * (q @ k.mT) @ W
+    if extra:
+        o = o + Gamma.repeat(1, 1, 1, 1, len(extra)) * (q @ kappa_x.mT) @ W_x
+    return o.movedim(1, 3).flatten(1, 2)[:, :T], S
+
+
 # --- section 3: the pieces ----------------------------------------------------------------------------------
+
+
+def wide(x: Tensor) -> Tensor:
+    """At least float32: norms, gates and all that touches the state, also where matrices are bf16."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 class Weight(nn.Module):
@@ -107,18 +179,20 @@ class Weight(nn.Module):
 
     def __init__(self, *shape: int, bias: int = 0):
         super().__init__()
-        self.weight = nn.Parameter(torch.empty(shape))
-        self.bias = nn.Parameter(torch.empty(bias)) if bias else None
+        self.weight = nn.Parameter(torch.full(shape, torch.nan))  # until it is loaded
+        self.bias = nn.Parameter(torch.full((bias,), torch.nan)) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.weight, self.bias)
+        return F.linear(x.to(self.weight.dtype), self.weight, self.bias)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    x = wide(x)
     return x / (x.square().mean(-1, keepdim=True) + eps).sqrt() * weight
 
 
 def l2norm(x: Tensor) -> Tensor:
+    x = wide(x)
     return x / (x.square().sum(-1, keepdim=True) + 1e-6).sqrt()
 
 
@@ -149,6 +223,7 @@ class FeedForward(nn.Module):
 
 class Mixer(nn.Module):
     """What the two mixers share: the decay, and the gated, normed output."""
+    scan = staticmethod(scan)  # or chunked_scan
 
     def __init__(self, c: Config, name: str):
         super().__init__()
@@ -165,16 +240,16 @@ class Mixer(nn.Module):
             self.dt_bias = nn.Parameter(torch.empty(self.H))
 
     def heads(self, x: Tensor) -> Tensor:
-        return x.unflatten(-1, (self.H, -1))
+        return wide(x).unflatten(-1, (self.H, -1))
 
     def decay(self, x: Tensor) -> Tensor | None:
         """g = log alpha [B,T,H]: -exp(A_log) softplus(a_proj x + dt_bias), or fixed per head, or none."""
         if self.name in LEARNED_DECAY:
             # logaddexp(y, 0) is softplus(y) without F.softplus's cut at 20
-            y = self.a_proj(x) + self.dt_bias
-            return -self.A_log.exp() * torch.logaddexp(y, torch.zeros_like(y))
+            y = wide(self.a_proj(x)) + self.dt_bias
+            return -wide(self.A_log).exp() * torch.logaddexp(y, torch.zeros_like(y))
         if self.name == "retnet":
-            head = torch.arange(self.H, dtype=x.dtype, device=x.device)
+            head = torch.arange(self.H, dtype=wide(x).dtype, device=x.device)
             return torch.log1p(-2.0 ** (-5 - head)).expand(*x.shape[:2], self.H)
         return None
 
@@ -205,13 +280,13 @@ class GatedDelta(Mixer):
 
     def forward(self, xn: Tensor, document: Tensor) -> Tensor:
         q, k, v = self.qkv(xn, document)
-        beta = self.b_proj(xn).sigmoid()
+        beta = wide(self.b_proj(xn)).sigmoid()
         if self.memory is not None:
             return self.output(self.memory(q * self.K**0.5, k, v, 0.1 / self.K * beta, document), xn)
         writes = [(beta[..., None] * v, k)]
         if self.solver is not None:
             writes += self.solver(xn, v, k, document)
-        o, _ = scan(q, k, beta if self.name in ERASES else None, self.decay(xn), writes, document)
+        o, _ = self.scan(q, k, beta if self.name in ERASES else None, self.decay(xn), writes, document)
         return self.output(o, xn)
 
 
@@ -231,12 +306,13 @@ class Solver(nn.Module):
         self.gate = Weight(steps * H, D, bias=steps * H)
         if c.solver_residual == "anchor":
             self.residual_down, self.residual_up = Weight(R, D), Weight(H * V, R)
-        self.scale = None  # [L-1,H], only in a bypass added to a trained base
+        # only in a bypass added to a trained base
+        self.scale = nn.Parameter(torch.full((steps, H), torch.nan)) if c.solver_scale else None
 
     def low_rank(self, u: Tensor, down: Weight, up: Weight) -> Tensor:
         """up_l down_l u for every step l, split into heads: [B,T,L-1,H,width]"""
         narrow = down(u).unflatten(-1, (self.steps, -1))
-        return torch.einsum("btlr,lor->btlo", narrow, up.weight).unflatten(-1, (self.c.num_heads, -1))
+        return wide(torch.einsum("btlr,lor->btlo", narrow, up.weight)).unflatten(-1, (self.c.num_heads, -1))
 
     def forward(self, xn: Tensor, v: Tensor, k: Tensor, document: Tensor) -> list[tuple[Tensor, Tensor]]:
         c, off = self.c, self.c.ablations
@@ -245,7 +321,7 @@ class Solver(nn.Module):
         if c.solver_key_norm:
             kappa = l2norm(kappa)
         y = self.low_rank(u, self.gain_down, self.gain_up)
-        beta = self.gate(u).sigmoid().unflatten(-1, (self.steps, c.num_heads))
+        beta = wide(self.gate(u)).sigmoid().unflatten(-1, (self.steps, c.num_heads))
         r_2 = v
         if c.solver_residual == "anchor":
             r_2 = v - self.residual_up(self.residual_down(u)).view_as(v)
@@ -288,9 +364,10 @@ class PrismLoop(Mixer):
         c, solver, off = self.c, self.solver, self.c.ablations
         u = F.silu(xn if "no_anchor" in off else causal_conv(xn, solver.conv.weight, document))
         q = l2norm(self.heads(self.q_proj(u))) * self.K**-0.5
-        kappa = l2norm(self.heads(torch.einsum("btd,lod->btlo", u, solver.key.weight))).unbind(2)
-        p = self.heads(torch.einsum("btd,lod->btlo", u, solver.gain.weight))
-        beta = solver.gate(u).sigmoid().unflatten(-1, (c.rank, self.H))
+        kappa, p = (self.heads(torch.einsum("btd,lod->btlo", u.to(map.weight.dtype), map.weight))
+                    for map in (solver.key, solver.gain))
+        kappa = l2norm(kappa).unbind(2)
+        beta = wide(solver.gate(u)).sigmoid().unflatten(-1, (c.rank, self.H))
         if "no_gain" in off:
             p = torch.full_like(p, 0.5)
         r, writes = self.heads(self.v_proj(u) - u), []
@@ -298,7 +375,7 @@ class PrismLoop(Mixer):
             delta = p[:, :, step] * r if "no_gelu" in off else F.gelu(p[:, :, step] * r)
             r = r - delta
             writes.append((beta[:, :, step, :, None] * delta, kappa[step]))
-        o, _ = scan(q, kappa[0], beta[:, :, 0], self.decay(u), writes, document)
+        o, _ = self.scan(q, kappa[0], beta[:, :, 0], self.decay(u), writes, document)
         return self.output(o, u)
 
 
@@ -317,13 +394,13 @@ class Attention(nn.Module):
     def rotate(x: Tensor) -> Tensor:
         """x [B,H,T,width]: the pairs (i, i + width/2) of token t turn by t 10000^(-2i/width)."""
         T, width = x.shape[-2:]
-        i = torch.arange(width // 2, dtype=x.dtype)
-        angle = torch.arange(T, dtype=x.dtype)[:, None] * 10000 ** (-2 * i / width)
+        i, t = (torch.arange(n, dtype=x.dtype, device=x.device) for n in (width // 2, T))
+        angle = t[:, None] * 10000 ** (-2 * i / width)
         left, right = x.chunk(2, -1)
         return torch.cat((left * angle.cos() - right * angle.sin(), right * angle.cos() + left * angle.sin()), -1)
 
     def forward(self, xn: Tensor, document: Tensor) -> Tensor:
-        q, k, v = (proj(xn).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        q, k, v = (wide(proj(xn)).unflatten(-1, (self.heads, -1)).transpose(1, 2)
                    for proj in (self.q_proj, self.k_proj, self.v_proj))
         score = self.rotate(q) @ self.rotate(k).mT * q.shape[-1]**-0.5
         seen = (document[:, :, None] == document[:, None, :]).tril()
@@ -354,7 +431,7 @@ class Memory(nn.Module):
         """q, k, v [B,T,H,K]; eta [B,T,H]. The outer gradient goes through the inner one: create_graph."""
         B, T = eta.shape[:2]
         with torch.enable_grad():
-            initial = [w.expand(B, *w.shape)
+            initial = [wide(w).expand(B, *w.shape)
                        for w in (self.up.weight, self.up.bias, self.down.weight, self.down.bias)]
             weights, outputs = initial, []
             for t in range(T):
@@ -385,9 +462,9 @@ class MixtureOfMemories(GatedDelta):
 
     def forward(self, xn: Tensor, document: Tensor) -> Tensor:
         q, k, v = self.qkv(xn, document)
-        beta, g = (x.unflatten(-1, (-1, self.H)) for x in (self.b_proj(xn).sigmoid(), self.decay(xn)))
+        beta, g = (x.unflatten(-1, (-1, self.H)) for x in (wide(self.b_proj(xn)).sigmoid(), self.decay(xn)))
         # A stable sort: of equal scores the lower index.
-        score, memory = self.router(xn).softmax(-1).sort(dim=-1, descending=True, stable=True)
+        score, memory = wide(self.router(xn)).softmax(-1).sort(dim=-1, descending=True, stable=True)
         score, memory = (x[..., :self.c.memories_active] for x in (score, memory))
         share = score / score.sum(-1, keepdim=True)
         o = []
@@ -395,12 +472,12 @@ class MixtureOfMemories(GatedDelta):
             mixed = torch.zeros_like(v[b])
             for m in range(self.c.memories + 1):
                 slot = memory[b] == m - 1
-                t = torch.arange(len(v[b])) if m == 0 else slot.any(-1).nonzero().squeeze(-1)
+                t = torch.arange(len(v[b]), device=xn.device) if m == 0 else slot.any(-1).nonzero().squeeze(-1)
                 if len(t) == 0:
                     continue
                 key, gate = k[b, t][None], beta[b, t, m][None]
-                read, _ = scan(q[b, t][None], key, gate, g[b, t, m][None],
-                               [(gate[..., None] * v[b, t][None], key)], document[b, t][None])
+                read, _ = self.scan(q[b, t][None], key, gate, g[b, t, m][None],
+                                    [(gate[..., None] * v[b, t][None], key)], document[b, t][None])
                 weight = 1 if m == 0 else share[b][slot][:, None, None]
                 mixed = mixed.index_add(0, t, weight * read[0])
             o.append(mixed)
@@ -418,7 +495,7 @@ class GatedLinear(GatedDelta):
     def forward(self, xn: Tensor, document: Tensor) -> Tensor:
         q, k, v = self.qkv(xn, document)
         alpha = self.heads(self.gk_proj[1](self.gk_proj[0](xn))).sigmoid() ** (1 / 16)
-        w = self.b_proj(xn).sigmoid()[..., None] * v
+        w = wide(self.b_proj(xn)).sigmoid()[..., None] * v
         S, o = torch.zeros_like(w[:, 0, :, :, None] * k[:, 0, :, None, :]), []
         for t in range(xn.shape[1]):
             if t > 0:
@@ -461,8 +538,8 @@ class Prism(nn.Module):
         self.model.norm = Weight(c.hidden_size)
         self.lm_head = None if c.tie_word_embeddings else Weight(c.vocab_size, c.hidden_size)
 
-    def forward(self, tokens: Tensor, targets: Tensor | None = None, segment: Tensor | None = None):
-        """tokens, targets, segment: int64 [B,T]. Returns loss (None without targets), logits [B,T,vocab]."""
+    def states(self, tokens: Tensor, segment: Tensor | None = None) -> Tensor:
+        """tokens, segment: int64 [B,T]. Returns what the head reads, [B,T,D]."""
         # A document is a maximal run of equal segment ids: numbered here, so an id that comes back is new.
         document = torch.zeros_like(tokens)
         if segment is not None:
@@ -470,8 +547,14 @@ class Prism(nn.Module):
         x = F.embedding(tokens, self.model.embeddings.weight)
         for layer in self.model.layers:
             x = layer(x, document)
-        x = rms_norm(x, self.model.norm.weight, self.c.norm_eps)
-        logits = (self.lm_head or self.model.embeddings)(x)
+        return rms_norm(x, self.model.norm.weight, self.c.norm_eps)
+
+    def head(self, x: Tensor) -> Tensor:
+        return (self.lm_head or self.model.embeddings)(x)
+
+    def forward(self, tokens: Tensor, targets: Tensor | None = None, segment: Tensor | None = None):
+        """tokens, targets, segment: int64 [B,T]. Returns loss (None without targets), logits [B,T,vocab]."""
+        logits = self.head(self.states(tokens, segment))
         if targets is None:
             return None, logits
         return F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-1), logits
@@ -482,9 +565,5 @@ class Prism(nn.Module):
         tensors = load_file(Path(directory) / "model.safetensors")
         model = Prism(Config.read(Path(directory) / "config.json"))
         model = model.to(tensors["model.embeddings.weight"].dtype)
-        for name in tensors:
-            if name.endswith("solver.scale"):
-                solver = model.get_submodule(name.removesuffix(".scale"))
-                solver.scale = nn.Parameter(torch.empty_like(tensors[name]))
         model.load_state_dict(tensors, strict=True)
         return model
