@@ -43,7 +43,7 @@ std::vector<double> log_ticks(double least, double most) {
     }
 }
 
-constexpr double kLeft = 64, kRight = 700, kBottom = 352, kHeight = 400, kLegend = 44, kLegendRow = 18;
+constexpr double kLeft = 76, kRight = 694, kBottom = 352, kHeight = 400, kLegend = 44, kLegendRow = 18;
 constexpr size_t kAcross = 3;  // entries of the legend in a row
 
 constexpr const char* kHead = R"(<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 720 400" role="img">
