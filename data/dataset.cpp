@@ -1,6 +1,7 @@
 #include "data/dataset.h"
 
 #include <algorithm>
+#include <cctype>
 #include <condition_variable>
 #include <exception>
 #include <filesystem>
@@ -228,11 +229,22 @@ class Job {
   bool to_val_ = false, wanted_ = true;
 };
 
-TokenStream open_split(const Json& split, const std::string& directory, int width) {
+int64_t integer(const Json& object, const char* key, const std::string& directory) {
+  const Json& value = object.at(key);
+  PRISM_CHECK(value.is_number_integer(), directory, "/dataset.json: ", key, ": expected an integer, got a ",
+              value.is_number() ? "fraction" : value.type_name());
+  return value.get<int64_t>();
+}
+
+TokenStream open_split(const Json& split, const std::string& directory, int64_t width) {
   TokenStream stream;
   for (const Json& shard : split.at("shards")) {
-    const std::string path = directory + "/" + shard.at("file").get<std::string>();
-    const auto count = shard.at("tokens").get<int64_t>();
+    const auto name = shard.at("file").get<std::string>();
+    const auto foreign = [](unsigned char c) { return c == '/' || std::iscntrl(c); };
+    PRISM_CHECK(!name.empty() && std::none_of(name.begin(), name.end(), foreign), directory,
+                "/dataset.json: expected the name of a file beside it, got ", shard.at("file"));
+    const std::string path = directory + "/" + name;
+    const int64_t count = integer(shard, "tokens", directory);
     const TokenSpan span = open_shard(path);
     PRISM_CHECK(span.count == count && span.width == width, path, ": dataset.json says ", count, " ids of ",
                 width, " bytes, got ", span.count, " of ", span.width);
@@ -271,8 +283,8 @@ Dataset open_dataset(const std::string& directory) try {
   Dataset data{Tokenizer::load(directory), {}, {}};
   const auto hash = json.at("tokenizer").at("hash").get<std::string>();
   PRISM_CHECK(data.tokenizer.hash() == hash, directory, "/", data.tokenizer.file(),
-              ": dataset.json says its hash is ", hash, ", got ", data.tokenizer.hash());
-  const int width = json.at("bytes_per_id").get<int>();
+              ": dataset.json says its hash is ", json["tokenizer"]["hash"], ", got ", data.tokenizer.hash());
+  const int64_t width = integer(json, "bytes_per_id", directory);
   data.train = open_split(json.at("splits").at("train"), directory, width);
   data.val = open_split(json.at("splits").at("val"), directory, width);
   return data;

@@ -125,6 +125,13 @@ const nlohmann::json* find_path(const nlohmann::json& object, const std::string&
   return at;
 }
 
+// Whether lists and objects lie deeper than that within one another: dump() calls itself for each level.
+bool deeper(const nlohmann::json& value, int levels) {
+  return value.is_structured() &&
+         (levels == 0 || std::any_of(value.begin(), value.end(),
+                                     [&](const nlohmann::json& v) { return deeper(v, levels - 1); }));
+}
+
 }  // namespace
 
 uint64_t fnv1a(std::string_view bytes) {
@@ -259,13 +266,21 @@ bool DocumentReader::read_object(Document& document, std::string& problem) {
       }
       in >> object;
     }
-  } catch (const nlohmann::json::parse_error& error) {
-    problem = cat(where(), std::strstr(error.what(), "ill-formed") ? "invalid UTF-8" : "not JSON",
-                  " at its byte ", error.byte);
+  } catch (const nlohmann::json::exception& error) {
+    const auto* syntax = dynamic_cast<const nlohmann::json::parse_error*>(&error);
+    problem = syntax ? cat(where(), std::strstr(error.what(), "ill-formed") ? "invalid UTF-8" : "not JSON",
+                           " at its byte ", syntax->byte)
+                     : cat(where(), "a number beyond those of 64 bits");
     PRISM_CHECK(form_ == Form::lines, problem);  // the next object cannot be found
     return true;
   }
-  if (options_.field.empty()) return document = {object.dump(), "", false}, true;
+  if (options_.field.empty()) {
+    if (deeper(object, 100))
+      problem = cat(where(), "lists and objects nested deeper than 100 levels");
+    else
+      document = {object.dump(), "", false};
+    return true;
+  }
   const nlohmann::json* text = find_path(object, options_.field);
   const nlohmann::json* set = find_path(object, options_.set_field);
   if (!text)

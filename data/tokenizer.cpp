@@ -168,7 +168,7 @@ Tokenizer Tokenizer::load(const std::string& name_or_path) {
   }
   if (!file.ends_with(".json")) return Tokenizer(std::make_shared<const Model>(read_file(file), file));
   const auto json = nlohmann::json::parse(read_file(file), nullptr, false);
-  const bool bytes = json == bytes_json() || json == nlohmann::json{{"type", "byte"}};
+  const bool bytes = json == nlohmann::json{{"type", "byte"}} || json == bytes_json();
   PRISM_CHECK(
       bytes, file,
       ": expected {\"type\": \"byte\"}; other tokenizers are read as a SentencePiece tokenizer.model");

@@ -113,6 +113,18 @@ TEST_CASE("bad input: each gives one line with its file and place, and --skip-ba
       {"null.jsonl", "{\"text\": null}\n" + good, "line 1: field \"text\": expected a string, got null",
        true},
       {"list.jsonl", "[\"text\"]\n" + good, "line 1: no field \"text\"", true},
+      {"bare.jsonl", good + "{text: \"a\"}\n", "line 2: not JSON at its byte 3", true},
+      {"single.jsonl", good + "{'text': 'a'}\n", "line 2: not JSON at its byte 2", true},
+      {"comma.jsonl", good + "{\"text\": \"a\",}\n", "line 2: not JSON at its byte 14", true},
+      {"nan.jsonl", good + "{\"text\": NaN}\n", "line 2: not JSON at its byte 10", true},
+      {"escape.jsonl", good + "{\"text\": \"\\x\"}\n", "line 2: not JSON at its byte 12", true},
+      {"zero.jsonl", good + std::string("\0\n", 2), "line 2: not JSON at its byte 1", true},
+      {"huge.jsonl", good + "{\"text\": \"a\", \"x\": 1e999}\n", "line 2: a number beyond those of 64 bits",
+       true},
+      {"huge.json", "{\"text\": \"a\", \"x\": 1e999}", "object 1: a number beyond those of 64 bits"},
+      {"string.jsonl", "\"text\"\n" + good, "line 1: no field \"text\"", true},
+      {"object.jsonl", good + "{\"text\": {\"text\": \"a\"}}\n",
+       "line 2: field \"text\": expected a string, got object", true},
       {"utf8.jsonl", good + "{\"text\": \"caf\xe9\"}\n", "line 2: invalid UTF-8 at its byte 15", true},
       {"missing.json", cat("[", good, ", {\"a\": 1}]"), "object 2: no field \"text\"", true},
       {"open.json", cat("[", good), "object 2: truncated: the list has no end"},
@@ -158,6 +170,54 @@ TEST_CASE("bad input: each gives one line with its file and place, and --skip-ba
     CHECK(description(out).at("skipped_documents") == 1);
     fs::remove_all(out);
   }
+}
+
+TEST_CASE("bad input: objects nested without end are refused where they are wanted whole") {
+  const Scratch scratch;
+  const auto nested = [&](size_t levels) {  // the object one of them
+    const std::string lists = std::string(levels - 1, '[') + std::string(levels - 1, ']');
+    return scratch.write("deep.jsonl", cat("{\"x\": ", lists, "}"));
+  };
+  ReadOptions whole;
+  whole.field = "";
+  CHECK(read_all({nested(100)}, whole).size() == 1);
+  const std::string path = nested(101),
+                    error = path + ": line 1: lists and objects nested deeper than 100 levels";
+  CHECK(error_of([&] { read_all({path}, whole); }) == error);
+  CHECK(error_of([&] { read_all({nested(300'000)}, whole); }) == error);
+}
+
+TEST_CASE(
+    "bad input: a zstd file cut at any length, or with any byte changed, is named, or nothing is lost") {
+  const Scratch scratch;
+  const std::string text = json_line("a text that is said twice, a text that is said twice, and 0123456789");
+  std::string zst(ZSTD_compressBound(text.size()), '\0');
+  const std::unique_ptr<ZSTD_CCtx, size_t (*)(ZSTD_CCtx*)> context(ZSTD_createCCtx(), ZSTD_freeCCtx);
+  ZSTD_CCtx_setParameter(context.get(), ZSTD_c_checksumFlag, 1);
+  zst.resize(ZSTD_compress2(context.get(), zst.data(), zst.size(), text.data(), text.size()));
+  int refused = 0;
+  const auto error = [&](const std::string& bytes) {
+    const std::string path = scratch.write("x.jsonl.zst", bytes);
+    std::vector<std::string> read;
+    const std::string message = error_of([&] { read = read_all({path}); });
+    if (message == "no error") {
+      CHECK(read == read_all({scratch.write("x.jsonl", text)}));
+      return;
+    }
+    ++refused;
+    CHECK(message.starts_with(path + ": "));
+    CHECK(message.find('\n') == message.npos);
+  };
+  for (size_t size = 0; size < zst.size(); ++size) error(zst.substr(0, size));
+  CHECK(refused == static_cast<int>(zst.size()));
+  for (size_t i = 0; i < zst.size(); ++i)
+    for (const int change : {0x01, 0x80, 0xff}) {
+      std::string bytes = zst;
+      bytes[i] = static_cast<char>(bytes[i] ^ change);
+      error(bytes);
+    }
+  error(zst + "more");
+  CHECK(refused > static_cast<int>(3 * zst.size()));  // a wider window alone changes nothing
 }
 
 TEST_CASE("bad input: names that give nothing, an output in use, a full disk") {

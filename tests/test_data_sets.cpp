@@ -131,7 +131,75 @@ TEST_CASE("data sets: a shard or tokenizer that disagrees with dataset.json is n
   std::string other = json;
   other.replace(other.find("\"byte\""), 6, "\"0123\"");
   scratch.write("out/dataset.json", other);
-  CHECK(error() == out + "/tokenizer.json: dataset.json says its hash is 0123, got byte");
+  CHECK(error() == out + "/tokenizer.json: dataset.json says its hash is \"0123\", got byte");
+}
+
+TEST_CASE("data sets: each malformed dataset.json gives one line with its file and what is wrong") {
+  const Scratch scratch;
+  const std::string out = scratch / "out";
+  tokenize(options_for({scratch.write("in.jsonl", json_line("abc"))}, out), {});
+  const std::string json = read_file(out + "/dataset.json");
+  const auto with = [&](const char* at, const nlohmann::json& value) {
+    nlohmann::json changed = nlohmann::json::parse(json);
+    changed[nlohmann::json::json_pointer(at)] = value;
+    return changed.dump();
+  };
+  const auto without = [&](const char* parent, const char* key) {
+    nlohmann::json changed = nlohmann::json::parse(json);
+    changed[nlohmann::json::json_pointer(parent)].erase(key);
+    return changed.dump();
+  };
+  const std::string shard = "/splits/train/shards/0", file = shard + "/file", tokens = shard + "/tokens";
+  const std::string description = "/dataset.json: not a data set's description: ";
+  const std::string name = "/dataset.json: expected the name of a file beside it, got ";
+  const std::vector<std::pair<std::string, std::string>> cases = {
+      {"", description},
+      {"{", description},
+      {json.substr(0, json.size() / 2), description},
+      {"\xff", description},
+      {"[]", description},
+      {"3", description},
+      {"{\"x\": 1e999}", description},
+      {json + "}", description},
+      {without("", "tokenizer"), description},
+      {without("/tokenizer", "hash"), description},
+      {without("", "bytes_per_id"), description},
+      {without("", "splits"), description},
+      {without("/splits", "train"), description},
+      {without("/splits", "val"), description},
+      {without("/splits/train", "shards"), description},
+      {without(shard.c_str(), "file"), description},
+      {without(shard.c_str(), "tokens"), description},
+      {with("/tokenizer/hash", 3), description},
+      {with("/tokenizer/hash", "a\nb"), "/tokenizer.json: dataset.json says its hash is \"a\\nb\", got byte"},
+      {with("/splits/train/shards", {1}), description},
+      {with(file.c_str(), nullptr), description},
+      {with(file.c_str(), ""), name + "\"\""},
+      {with(file.c_str(), "../train_000000.bin"), name + "\"../train_000000.bin\""},
+      {with(file.c_str(), "a\nb"), name + "\"a\\nb\""},
+      {with(file.c_str(), std::string("a\0b", 3)), name + "\"a\\u0000b\""},
+      {with(file.c_str(), "absent.bin"), "/absent.bin: No such file or directory"},
+      {with(file.c_str(), "."), "/.: expected a file of token ids, got another thing"},
+      {with(file.c_str(), "tokenizer.json"), "/tokenizer.json: byte 0: expected the magic "},
+      {with(tokens.c_str(), 1e30), "/dataset.json: tokens: expected an integer, got a fraction"},
+      {with(tokens.c_str(), "4"), "/dataset.json: tokens: expected an integer, got a string"},
+      {with(tokens.c_str(), 5), "/train_000000.bin: dataset.json says 5 ids of 2 bytes, got 4 of 2"},
+      {with(tokens.c_str(), -1), "/train_000000.bin: dataset.json says -1 ids of 2 bytes, got 4 of 2"},
+      {with("/bytes_per_id", 4), "/train_000000.bin: dataset.json says 4 ids of 4 bytes, got 4 of 2"},
+      {with("/bytes_per_id", (int64_t{1} << 32) + 2),
+       "/train_000000.bin: dataset.json says 4 ids of 4294967298"},
+      {with("/bytes_per_id", 2.0), "/dataset.json: bytes_per_id: expected an integer, got a fraction"},
+  };
+  scratch.write("out/dataset.json", json);
+  CHECK(all_ids(open_dataset(out).train) == expected_ids({"abc"}));
+  for (const auto& [content, expected] : cases) {
+    CAPTURE(content);
+    scratch.write("out/dataset.json", content);
+    const std::string error = error_of([&] { open_dataset(out); });
+    CAPTURE(error);
+    CHECK(error.starts_with(out + expected));
+    CHECK(error.find('\n') == error.npos);
+  }
 }
 
 TEST_CASE("sources: the last tenth of each file is held out, data sets bring their own validation") {
