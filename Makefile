@@ -100,6 +100,25 @@ asan:
 	  $(BUILD)/asan/prism $(BUILD)/asan/run-tests
 	ASAN_OPTIONS=detect_leaks=1 $(BUILD)/asan/run-tests
 
+# Each fuzz target for FUZZ_SECONDS, from its seeds and what earlier runs kept; stops at the first crash.
+FUZZ_SECONDS ?= 60
+FUZZERS := $(patsubst tests/fuzz/fuzz_%.cpp,%,$(wildcard tests/fuzz/fuzz_*.cpp))
+FUZZED := data/dataset.cpp data/shards.cpp data/text.cpp data/tokenizer.cpp src/config.cpp src/files.cpp \
+          src/safetensors.cpp tensor/device.cpp
+$(BUILD)/fuzz_%: $(BUILD)/tests/fuzz/fuzz_%.o $(FUZZED:%.cpp=$(BUILD)/%.o)
+	$(CXX) $(FLAGS) -fsanitize=fuzzer -o $@ $^ $(LIBS)
+.PHONY: fuzz
+fuzz:
+	@echo 'extern "C" int LLVMFuzzerTestOneInput() { return 0; }' | clang++ -fsanitize=fuzzer -x c++ -o /dev/null - 2>/dev/null || \
+	  { echo "fuzz: needs clang++ with libFuzzer: apt-get install clang libclang-rt-dev (or libclang-rt-VERSION-dev)"; exit 1; }
+	$(MAKE) BUILD=$(BUILD)/fuzz CXX=clang++ NVCC= OPENMP= QUIET= OPTIMISE=-O1 \
+	  CXXFLAGS="-g -fsanitize=address,undefined,fuzzer-no-link -fno-sanitize-recover" $(FUZZERS:%=$(BUILD)/fuzz/fuzz_%)
+	@for f in $(FUZZERS); do mkdir -p $(BUILD)/fuzz/corpus/$$f && \
+	  $(BUILD)/fuzz/fuzz_$$f -max_total_time=$(FUZZ_SECONDS) -max_len=1024 -timeout=20 -print_final_stats=1 \
+	    -artifact_prefix=$(BUILD)/fuzz/$$f- $(BUILD)/fuzz/corpus/$$f tests/fuzz/seeds/$$f >$(BUILD)/fuzz/$$f.log 2>&1 || \
+	    { tail -n 60 $(BUILD)/fuzz/$$f.log; exit 1; }; \
+	  awk -v f=$$f '/executed_units/ { print "fuzz " f ": " $$2 " inputs, no crash" }' $(BUILD)/fuzz/$$f.log; done
+
 # Includes point one way: src -> optim, data, autograd -> kernels -> tensor.
 .PHONY: check-layers
 check-layers:
