@@ -18,7 +18,8 @@ from pathlib import Path
 
 from runs import mean_and_interval, read, train
 
-RATES = {"full": [1e-4, 3e-4, 1e-3], "bypass": [1e-3, 3e-3, 1e-2], "last layer": [3e-4, 1e-3, 3e-3]}
+RATES = {"full": [1e-4, 3e-4, 1e-3, 3e-3], "bypass": [1e-3, 3e-3, 1e-2, 3e-2],
+         "last layer": [3e-4, 1e-3, 3e-3, 1e-2]}
 
 
 def tensors(model: Path) -> dict[str, bytes]:
