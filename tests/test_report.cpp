@@ -101,9 +101,9 @@ TEST_CASE("the picture of a log has both curves, every point inside the axes, an
     int count = 0;
     char comma;
     for (double x, y; points >> x >> comma >> y; ++count) {
-      CHECK(x >= 64);
-      CHECK(x <= 700);
-      CHECK(y >= 48);
+      CHECK(x >= 76);
+      CHECK(x <= 694);
+      CHECK(y >= 62);
       CHECK(y <= 352);
     }
     counts.push_back(count);

@@ -71,7 +71,7 @@ TEST_CASE("attention: forward, backward and the cache, by the simple and the fas
                                    {1, 20, 1, 48, 7, {5}}};
   for (const KernelChoice choice : {KernelChoice::simple, KernelChoice::fast})
     for (const Case& c : cases) {
-      if (kSmall && c.B * c.T > 131) continue;
+      if (kSmall && c.B * c.T > 300) continue;  // documents on the fast kernels still among them
       const KernelChoice before = std::exchange(kernel_choice, choice);
       compare_with_cpu(
           choice == KernelChoice::fast ? "attention, fast" : "attention, simple",
