@@ -1,6 +1,17 @@
-// Dense products on the CPU: Eigen on fixed tiles of C, spread over the threads. Which tiles depends on the
-// shape alone.
+// Dense products on the CPU, in loops around a kernel in registers (Goto and van de Geijn 2008, "Anatomy of
+// high-performance matrix multiplication"). For each slice of k, a tile's rows of A are copied into strips of
+// kRows rows and its columns of B, a panel at a time, into strips of kColumns columns, in the order in which
+// the kernel reads them and transposed where asked; then the kernel multiplies each strip of A with each of
+// the panel's.
+//
+// Every element of C is the sum over slices of k of a sum in the order of k. That does not depend on the tile
+// or the strip it lies in, so neither do the bits, for any number of threads. Products too narrow for strips
+// are Eigen's.
 #include "kernels/matmul.h"
+
+#include <cstring>
+#include <memory>
+#include <vector>
 
 #include "kernels/eigen.h"
 
@@ -8,47 +19,165 @@ namespace prism::cpu {
 
 namespace {
 
-// Rows or columns of C a tile has: enough that Eigen's packing of the other operand is small beside the
-// product.
-int64_t tile_of(int64_t extent) { return std::clamp<int64_t>((extent / 16 + 15) / 16 * 16, 128, 512); }
+#if defined(__AVX512F__)
+constexpr int kBytes = 64, kVectors = 4;  // of 32 registers, 24 hold sums, 4 a row of B's strip
+#elif defined(__AVX__)
+constexpr int kBytes = 32, kVectors = 2;  // of 16 registers, 12 and 2
+#else
+constexpr int kBytes = 16, kVectors = 2;
+#endif
 
-template <class C, class X>
-void assign(C&& c, const X& product, bool accumulate) {
-  if (accumulate)
-    c.noalias() += product;
-  else
-    c.noalias() = product;
+template <class T>
+struct VectorOf {
+  typedef T type __attribute__((vector_size(kBytes)));
+};
+template <class T>
+using Vector = typename VectorOf<T>::type;
+
+constexpr int kRows = 6;
+template <class T>
+constexpr int kLanes = kBytes / static_cast<int>(sizeof(T));
+template <class T>
+constexpr int kColumns = kVectors* kLanes<T>;
+
+// A strip of A of kDepth columns stays in the first cache (6 KiB in float) while B's panel comes from the
+// second (512 KiB).
+constexpr int64_t kDepth = 256, kWidth = 512;
+
+int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
+
+// A^T or B as the copies see it: lines are rows of C for A, columns of C for B.
+template <class T>
+struct Operand {
+  Rows<const T> x;
+  bool lines_are_rows;  // of x
+
+  // to[strip][k][line]: lines [first, first + n) of k in [k0, k1), a strip of kStrip after another, what lay
+  // there after the last: no one reads its products.
+  template <int kStrip>
+  void pack(T* to, int64_t first, int64_t n, int64_t k0, int64_t k1) const {
+    const int64_t depth = k1 - k0;
+    for (int64_t begin = 0; begin < n; begin += kStrip, to += kStrip * depth) {
+      const int64_t lines = std::min<int64_t>(kStrip, n - begin);
+      for (int64_t i = 0; lines_are_rows && i < lines; ++i) {
+        const T* from = x[first + begin + i] + k0;
+        for (int64_t k = 0; k < depth; ++k) to[k * kStrip + i] = from[k];
+      }
+      for (int64_t k = 0; !lines_are_rows && k < depth; ++k)
+        std::copy_n(x[k0 + k] + first + begin, lines, to + k * kStrip);
+    }
+  }
+};
+
+// c[kRows,kColumns] = or += a strip of A times a strip of B.
+template <class T>
+void multiply_strips(Rows<T> c, const T* a, const T* b, int64_t depth, bool add) {
+  Vector<T> sums[kRows][kVectors] = {};
+  for (int64_t k = 0; k < depth; ++k, a += kRows, b += kColumns<T>) {
+    Vector<T> row[kVectors];
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) std::memcpy(&row[v], b + v * kLanes<T>, kBytes);
+#pragma GCC unroll 6
+    for (int i = 0; i < kRows; ++i)
+#pragma GCC unroll 4
+      for (int v = 0; v < kVectors; ++v) sums[i][v] += a[i] * row[v];
+  }
+#pragma GCC unroll 6
+  for (int i = 0; i < kRows; ++i)
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) {
+      Vector<T> before;
+      if (add) std::memcpy(&before, c[i] + v * kLanes<T>, kBytes), sums[i][v] += before;
+      std::memcpy(c[i] + v * kLanes<T>, &sums[i][v], kBytes);
+    }
 }
 
-// The product with both transposes fixed: A and B are m x k and k x n expressions.
-template <class C, class A, class B>
-void tiled(C& c, const A& a, const B& b, bool accumulate) {
-  const int64_t m = c.rows(), n = c.cols();
-  if (m >= n)
-    parallel_tiles(m, tile_of(m), [&](int64_t begin, int64_t end) {
-      assign(c.middleRows(begin, end - begin), a.middleRows(begin, end - begin) * b, accumulate);
-    });
-  else
-    parallel_tiles(n, tile_of(n), [&](int64_t begin, int64_t end) {
-      assign(c.middleCols(begin, end - begin), a * b.middleCols(begin, end - begin), accumulate);
-    });
+// A tile of C and the operands' lines of it.
+template <class T>
+struct Product {
+  Rows<T> c;
+  Operand<T> a, b;
+  int64_t k;
+  bool accumulate;
+
+  void tile(int64_t i0, int64_t i1, int64_t j0, int64_t j1) const {
+    constexpr int64_t kStrip = kColumns<T>;
+    const int64_t width = std::min(kWidth, round_up(j1 - j0, kStrip)), slice = std::min(k, kDepth);
+    thread_local std::vector<T> memory;
+    const auto size = static_cast<size_t>(slice * (width + round_up(i1 - i0, kRows)) + kBytes);
+    if (memory.size() < size) memory.resize(size);
+    void* start = memory.data();
+    size_t space = memory.size() * sizeof(T);
+    T* panel = static_cast<T*>(std::align(kBytes, 1, start, space));
+    T* strips = panel + slice * width;
+    for (int64_t k0 = 0; k0 < k; k0 += kDepth) {
+      const int64_t k1 = std::min(k, k0 + kDepth);
+      a.template pack<kRows>(strips, i0, i1 - i0, k0, k1);
+      for (int64_t j = j0; j < j1; j += width) {
+        const int64_t end = std::min(j + width, j1);
+        b.template pack<kStrip>(panel, j, end - j, k0, k1);
+        for (int64_t i = i0; i < i1; i += kRows)
+          for (int64_t s = j; s < end; s += kStrip)
+            strip({c[i] + s, c.stride}, std::min<int64_t>(kRows, i1 - i), std::min<int64_t>(kStrip, end - s),
+                  strips + (i - i0) * (k1 - k0), panel + (s - j) * (k1 - k0), k1 - k0, accumulate || k0 > 0);
+      }
+    }
+  }
+
+  // rows x columns of the strips' product, through a whole one where they are fewer.
+  void strip(Rows<T> to, int64_t rows, int64_t columns, const T* left, const T* right, int64_t depth,
+             bool add) const {
+    if (rows == kRows && columns == kColumns<T>) return multiply_strips<T>(to, left, right, depth, add);
+    alignas(kBytes) T whole[kRows * kColumns<T>];
+    multiply_strips<T>({whole, kColumns<T>}, left, right, depth, false);
+    for (int64_t r = 0; r < rows; ++r) {
+      const auto from = array(static_cast<const T*>(whole + r * kColumns<T>), columns);
+      auto row = array(to[r], columns);
+      if (add)
+        row += from;
+      else
+        row = from;
+    }
+  }
+};
+
+// C = or += A B, both Eigen expressions.
+template <class T, class A, class B>
+void narrow(Rows<T> to, const A& a, const B& b, bool accumulate) {
+  auto c = matrix(to, a.rows(), b.cols());
+  constexpr int64_t kTile = 512;
+  parallel_tiles(c.rows(), kTile, [&](int64_t begin, int64_t end) {
+    const int64_t n = end - begin;
+    if (accumulate)
+      c.middleRows(begin, n).noalias() += a.middleRows(begin, n) * b;
+    else
+      c.middleRows(begin, n).noalias() = a.middleRows(begin, n) * b;
+  });
 }
 
 }  // namespace
 
 template <class T>
-void matmul(Rows<T> c_rows, const MatmulArgs<T>& x) {
-  auto c = matrix(c_rows, x.m, x.n);
-  const auto a = x.a_transposed ? matrix(x.a, x.k, x.m) : matrix(x.a, x.m, x.k);
-  const auto b = x.b_transposed ? matrix(x.b, x.n, x.k) : matrix(x.b, x.k, x.n);
-  if (x.a_transposed && x.b_transposed)
-    tiled(c, a.transpose(), b.transpose(), x.accumulate);
-  else if (x.a_transposed)
-    tiled(c, a.transpose(), b, x.accumulate);
-  else if (x.b_transposed)
-    tiled(c, a, b.transpose(), x.accumulate);
+void matmul(Rows<T> c, const MatmulArgs<T>& x) {
+  if (x.m < kRows || 2 * x.n < kColumns<T>) {
+    const auto a = matrix(x.a, x.a_transposed ? x.k : x.m, x.a_transposed ? x.m : x.k);
+    const auto b = matrix(x.b, x.b_transposed ? x.n : x.k, x.b_transposed ? x.k : x.n);
+    if (x.a_transposed)
+      return x.b_transposed ? narrow(c, a.transpose(), b.transpose(), x.accumulate)
+                            : narrow(c, a.transpose(), b, x.accumulate);
+    return x.b_transposed ? narrow(c, a, b.transpose(), x.accumulate) : narrow(c, a, b, x.accumulate);
+  }
+  const Product<T> product{c, {x.a, !x.a_transposed}, {x.b, x.b_transposed}, x.k, x.accumulate};
+  // Two tiles a thread, not so narrow that the other operand's copy shows, nor so wide that their own leaves
+  // the caches.
+  const auto tile = [](int64_t extent, int64_t strip) {
+    return round_up(std::clamp<int64_t>(extent / (2 * thread_count()), 128, 1024), strip);
+  };
+  if (x.m >= x.n)
+    parallel_tiles(x.m, tile(x.m, kRows), [&](int64_t i0, int64_t i1) { product.tile(i0, i1, 0, x.n); });
   else
-    tiled(c, a, b, x.accumulate);
+    parallel_tiles(x.n, tile(x.n, kColumns<T>),
+                   [&](int64_t j0, int64_t j1) { product.tile(0, x.m, j0, j1); });
 }
 
 // The accumulation type of float and double is the type itself.

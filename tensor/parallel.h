@@ -1,5 +1,6 @@
-// Loops over independent pieces of work. The pieces are fixed by the problem, never by the number of threads,
-// so results have the same bits for any thread count. Builds without OpenMP run the same loops in order.
+// Loops over independent pieces of work. Either the pieces are fixed by the problem or the result does not
+// depend on them, so results have the same bits for any number of threads. Builds without OpenMP run the same
+// loops in order.
 #pragma once
 
 #include <algorithm>
@@ -13,6 +14,14 @@ namespace prism {
 inline void set_threads([[maybe_unused]] int threads) {
 #ifdef _OPENMP
   omp_set_num_threads(threads);
+#endif
+}
+
+inline int thread_count() {
+#ifdef _OPENMP
+  return omp_get_max_threads();
+#else
+  return 1;
 #endif
 }
 
