@@ -20,9 +20,11 @@ void add_probe(CLI::App& app) {
       app.add_subcommand("probe", "Train small models on made-up tasks: recall, logic, state");
   command->add_option("--task", p.tasks, "names, or all, recall, needle, error-growth (src/probe_tasks.h)")
       ->required();
-  command->add_option("--mixer", p.mixers, "mixers, all when none is named")
+  command
+      ->add_option("--mixer", p.mixers,
+                   "mixers, all when none is named; prism+attention is a hybrid, in turn by layer")
       ->delimiter(',')
-      ->check(CLI::IsMember(mixer_names()));
+      ->type_name(cat("{", CLI::detail::join(mixer_names(), ","), "}"));
   const auto count = [&](const char* name, auto& value, const char* what) {
     return command->add_option(name, value, what)->check(CLI::PositiveNumber);
   };

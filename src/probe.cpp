@@ -65,6 +65,15 @@ Run train_and_test(const ProbeTask& task, const Config& config, uint64_t seed, c
   return run;
 }
 
+std::vector<std::string> split(const std::string& text, char at) {
+  std::vector<std::string> parts;
+  for (size_t begin = 0, end; begin <= text.size(); begin = end + 1) {
+    end = std::min(text.find(at, begin), text.size());
+    parts.push_back(text.substr(begin, end - begin));
+  }
+  return parts;
+}
+
 // Every combination of one value of each "KEY=VALUE,VALUE..".
 std::vector<std::vector<std::string>> combinations(const std::vector<std::string>& grid) {
   std::vector<std::vector<std::string>> all = {{}};
@@ -72,10 +81,9 @@ std::vector<std::vector<std::string>> combinations(const std::vector<std::string
     const size_t values = std::min(entry.find('='), entry.size() - 1) + 1;
     std::vector<std::vector<std::string>> longer;
     for (const auto& one : all)
-      for (size_t at = values, end; at <= entry.size(); at = end + 1) {
-        end = std::min(entry.find(',', at), entry.size());
+      for (const std::string& value : split(entry.substr(values), ',')) {
         longer.push_back(one);
-        longer.back().push_back(entry.substr(0, values) + entry.substr(at, end - at));
+        longer.back().push_back(entry.substr(0, values) + value);
       }
     all = std::move(longer);
   }
@@ -142,19 +150,28 @@ std::vector<ProbeModel> probe_models(const ProbeTask& task, const ProbeOptions& 
   base.initializer_range = 1 / std::sqrt(3 * static_cast<double>(D));  // as PyTorch's linear layers begin
   base.use_gate = !o.bare;
   const auto& mixers = o.mixers.empty() ? mixer_names() : o.mixers;
-  for (const std::string& mixer : mixers)
-    for (int64_t rank : mixer.starts_with("prism") ? o.ranks : std::vector<int64_t>{1}) {
+  for (const std::string& mixer : mixers) {
+    const std::vector<std::string> parts = split(mixer, '+');
+    const auto layers = static_cast<size_t>(o.layers);
+    PRISM_CHECK(parts.size() <= layers, "--mixer ", mixer, ": expected ", parts.size(),
+                " layers or more, a mixer each, got --layers ", o.layers);
+    base.mixers.clear();
+    for (size_t layer = 0; layer < layers; ++layer) base.mixers.push_back(parts[layer % parts.size()]);
+    if (parts.size() == 1) base.mixers.resize(1);
+    const auto has = [&](const char* name) { return std::count(parts.begin(), parts.end(), name) > 0; };
+    const bool ranked = has("prism") || has("prism-loop");
+    for (int64_t rank : ranked ? o.ranks : std::vector<int64_t>{1}) {
       // prism of rank 1 is gdn bit for bit.
       if (mixer == "prism" && rank == 1 && std::count(mixers.begin(), mixers.end(), "gdn")) continue;
       for (const std::vector<std::string>& settings : combinations(o.grid)) {
-        ProbeModel m{mixer.starts_with("prism") ? cat(mixer, " ", rank) : mixer, base};
-        m.config.mixers = {mixer}, m.config.rank = rank;
+        ProbeModel m{ranked ? cat(mixer, " ", rank) : mixer, base};
+        m.config.rank = rank;
         // Four memories, the shared one included, of heads half as wide have a state of the same size.
-        if (mixer == "mom" && base.head_dim % 2 == 0) m.config.head_dim /= 2, m.config.memories = 3;
+        if (has("mom") && base.head_dim % 2 == 0) m.config.head_dim /= 2, m.config.memories = 3;
         // A solver's key says nothing to a model without one, nor does a memory's.
         for (const std::string& setting : settings)
-          if (setting.starts_with("solver_")    ? mixer == "prism" && rank > 1
-              : setting.starts_with("memories") ? mixer == "mom"
+          if (setting.starts_with("solver_")    ? has("prism") && rank > 1
+              : setting.starts_with("memories") ? has("mom")
                                                 : true) {
             m.config = with_settings(m.config, {setting});
             m.name += " " + setting.substr(setting.find('=') + 1);
@@ -164,6 +181,7 @@ std::vector<ProbeModel> probe_models(const ProbeTask& task, const ProbeOptions& 
         if (std::none_of(models.begin(), models.end(), same)) models.push_back(m);
       }
     }
+  }
   return models;
 }
 

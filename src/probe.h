@@ -10,7 +10,7 @@ namespace prism {
 
 struct ProbeOptions {
   std::vector<std::string> tasks;
-  std::vector<std::string> mixers;  // none: all
+  std::vector<std::string> mixers;  // none: all; a hybrid, "prism+attention", has them in turn by layer
   std::vector<int64_t> ranks = {1, 2, 4};
   // Keys of config.json with values separated by commas: every combination is a model.
   std::vector<std::string> grid;

@@ -171,6 +171,17 @@ TEST_CASE("probe: models have states of one size, and a grid has each model once
   o.ranks = {2}, o.grid = {"solver_gain=gelu", "conv_size=2,7"};
   CHECK(names() == std::vector<std::string>{"prism 2 gelu 2", "prism 2 gelu 7"});
   CHECK(probe_models(task, o)[1].config.solver_gain == SolverGain::gelu);
+  o.mixers = {"prism+attention"}, o.layers = 3;
+  CHECK(probe_models(task, o)[0].config.mixers == std::vector<std::string>{"prism", "attention", "prism"});
+  CHECK(names()[0] == "prism+attention 2 gelu 2");
+  o.layers = 1;  // the second mixer would go unused
+  CHECK_THROWS_AS(names(), Error);
+  o.layers = 2;
+  for (const char* wrong : {"prism+nothing", "prism+", "+prism", "+"}) {
+    o.mixers = {wrong};
+    CHECK_THROWS_AS(names(), Error);
+  }
+  o.mixers = {"prism"};
   o.bare = true;
   CHECK_FALSE(probe_models(task, o)[0].config.use_gate);
   for (const char* wrong : {"solver_gain=relu", "solver_gain", "solver_gain=", "=2", "nothing=1", "rank=x"}) {
