@@ -11,6 +11,8 @@
 
 #include <cstring>
 #include <memory>
+#include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "kernels/eigen.h"
@@ -40,11 +42,48 @@ constexpr int kLanes = kBytes / static_cast<int>(sizeof(T));
 template <class T>
 constexpr int kColumns = kVectors* kLanes<T>;
 
-// A strip of A of kDepth columns stays in the first cache (6 KiB in float) while B's panel comes from the
-// second (512 KiB).
-constexpr int64_t kDepth = 256, kWidth = 512;
+// A strip of A of kDepth columns stays in the first cache (9 KiB in float) while B's panel comes from the
+// second (576 KiB).
+constexpr int64_t kDepth = 384, kWidth = 384;
 
-int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
+// a[0], b[0], a[1], b[1], .. : the lower halves in turn, or the upper ones.
+template <bool kUpper, class T, size_t... i>
+Vector<T> interleave(Vector<T> a, Vector<T> b, std::index_sequence<i...>) {
+#ifdef __clang__
+  return __builtin_shufflevector(a, b, ((i + kUpper * sizeof...(i)) / 2 + i % 2 * sizeof...(i))...);
+#else
+  using Index = std::conditional_t<sizeof(T) == 4, int32_t, int64_t>;
+  return __builtin_shuffle(
+      a, b, Vector<Index>{static_cast<Index>((i + kUpper * sizeof...(i)) / 2 + i % 2 * sizeof...(i))...});
+#endif
+}
+
+// to[j][i] = from[i][j] for kLanes rows and columns. Each round moves the first bit of a value's row number
+// to the end of its column number and the first of that to the end of the row number: after log2 kLanes
+// rounds they have changed places.
+template <class T>
+void transpose_block(T* to, int64_t to_stride, Rows<const T> from, int64_t line, int64_t k) {
+  constexpr int n = kLanes<T>;
+  constexpr auto lanes = std::make_index_sequence<n>();
+  Vector<T> x[n], y[n];
+#pragma GCC unroll 16
+  for (int i = 0; i < n; ++i) std::memcpy(&x[i], from[line + i] + k, kBytes);
+#pragma GCC unroll 4
+  for (int round = 1; round < n; round *= 2) {
+#pragma GCC unroll 8
+    for (int i = 0; i < n / 2; ++i) {
+      y[2 * i] = interleave<false, T>(x[i], x[i + n / 2], lanes);
+      y[2 * i + 1] = interleave<true, T>(x[i], x[i + n / 2], lanes);
+    }
+#pragma GCC unroll 16
+    for (int i = 0; i < n; ++i) x[i] = y[i];
+  }
+#pragma GCC unroll 16
+  for (int i = 0; i < n; ++i) std::memcpy(to + i * to_stride, &x[i], kBytes);
+}
+
+int64_t divide_up(int64_t n, int64_t by) { return (n + by - 1) / by; }
+int64_t round_up(int64_t n, int64_t to) { return divide_up(n, to) * to; }
 
 // A^T or B as the copies see it: lines are rows of C for A, columns of C for B.
 template <class T>
@@ -59,9 +98,14 @@ struct Operand {
     const int64_t depth = k1 - k0;
     for (int64_t begin = 0; begin < n; begin += kStrip, to += kStrip * depth) {
       const int64_t lines = std::min<int64_t>(kStrip, n - begin);
+      const int64_t across = kStrip % kLanes<T> ? 0 : lines / kLanes<T> * kLanes<T>,
+                    along = depth / kLanes<T> * kLanes<T>;  // what whole blocks cover
+      for (int64_t i = 0; lines_are_rows && i < across; i += kLanes<T>)
+        for (int64_t k = 0; k < along; k += kLanes<T>)
+          transpose_block<T>(to + k * kStrip + i, kStrip, x, first + begin + i, k0 + k);
       for (int64_t i = 0; lines_are_rows && i < lines; ++i) {
         const T* from = x[first + begin + i] + k0;
-        for (int64_t k = 0; k < depth; ++k) to[k * kStrip + i] = from[k];
+        for (int64_t k = i < across ? along : 0; k < depth; ++k) to[k * kStrip + i] = from[k];
       }
       for (int64_t k = 0; !lines_are_rows && k < depth; ++k)
         std::copy_n(x[k0 + k] + first + begin, lines, to + k * kStrip);
@@ -168,10 +212,10 @@ void matmul(Rows<T> c, const MatmulArgs<T>& x) {
     return x.b_transposed ? narrow(c, a, b.transpose(), x.accumulate) : narrow(c, a, b, x.accumulate);
   }
   const Product<T> product{c, {x.a, !x.a_transposed}, {x.b, x.b_transposed}, x.k, x.accumulate};
-  // Two tiles a thread, not so narrow that the other operand's copy shows, nor so wide that their own leaves
-  // the caches.
+  // Equal tiles, as many for each thread, and wide, for each copies the other operand.
   const auto tile = [](int64_t extent, int64_t strip) {
-    return round_up(std::clamp<int64_t>(extent / (2 * thread_count()), 128, 1024), strip);
+    const int64_t pieces = thread_count() * divide_up(extent, 1024 * thread_count());
+    return round_up(divide_up(extent, pieces), strip);
   };
   if (x.m >= x.n)
     parallel_tiles(x.m, tile(x.m, kRows), [&](int64_t i0, int64_t i1) { product.tile(i0, i1, 0, x.n); });

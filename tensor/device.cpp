@@ -1,6 +1,7 @@
 // The host's side of tensor/device.h.
 #include "tensor/device.h"
 
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include <chrono>
@@ -22,9 +23,16 @@ MemoryInfo memory_info() {
   return {page * static_cast<size_t>(sysconf(_SC_PHYS_PAGES)), free};
 }
 
+// Large blocks lie on large pages where the system has them: a step walks through hundreds of megabytes,
+// which in small pages asks for more translations than a core holds.
 void* allocate(size_t bytes) {
-  void* memory = std::aligned_alloc(256, (bytes + 256) / 256 * 256);
+  constexpr size_t kLargePage = size_t{2} << 20;
+  const size_t step = bytes < 8 * kLargePage ? 256 : kLargePage, size = (bytes + step) / step * step;
+  void* memory = std::aligned_alloc(step, size);
   PRISM_CHECK(memory, "memory: ", bytes, " bytes needed, ", memory_info().free, " free");
+#ifdef MADV_HUGEPAGE
+  if (step == kLargePage) madvise(memory, size, MADV_HUGEPAGE);
+#endif
   return memory;
 }
 
