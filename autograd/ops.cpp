@@ -80,13 +80,9 @@ void multiply(Tape& tape, Var x, Var weight, Var y) {
   const int64_t n = x->value.rows(), in = x->value.shape[-1], out = weight->value.shape[0];
   y->constant = x->constant && weight->constant;
   tape.run([&]<class T>(Tag<T>) {
+    const Rows<const T> a = rows<T>(x->value), b = rows<T>(weight->value);
     matmul<T>(tape.device(), rows<T>(y->value),
-              {.a = rows<T>(x->value),
-               .b = rows<T>(weight->value),
-               .m = n,
-               .n = out,
-               .k = in,
-               .b_transposed = true});
+              {.a = a, .b = b, .m = n, .n = out, .k = in, .b_transposed = true});
   });
   tape.on_reverse([=, &tape] {
     if (y->constant) return;
@@ -95,25 +91,16 @@ void multiply(Tape& tape, Var x, Var weight, Var y) {
     const Tensor dx = x->constant ? Tensor{} : accumulate ? x->grad : tape.grad_target(x);
     if (dx)
       tape.run([&]<class T>(Tag<T>) {
+        const Rows<const T> a = rows<T>(dy), b = rows<T>(weight->value);
         matmul<T>(tape.device(), rows<T>(dx),
-                  {.a = rows<T>(dy),
-                   .b = rows<T>(weight->value),
-                   .m = n,
-                   .n = in,
-                   .k = out,
-                   .accumulate = accumulate});
+                  {.a = a, .b = b, .m = n, .n = in, .k = out, .accumulate = accumulate});
       });
     if (weight->constant) return;
     tape.with_value(x, [=, &tape] {
       tape.run([&]<class T>(Tag<T>) {
+        const Rows<const T> a = rows<T>(dy), b = rows<T>(x->value);
         matmul_acc<T>(tape.device(), rows<acc_t<T>>(weight->grad),
-                      {.a = rows<T>(dy),
-                       .b = rows<T>(x->value),
-                       .m = out,
-                       .n = in,
-                       .k = n,
-                       .a_transposed = true,
-                       .accumulate = true});
+                      {.a = a, .b = b, .m = out, .n = in, .k = n, .a_transposed = true, .accumulate = true});
       });
     });
   });
@@ -144,33 +131,27 @@ Var low_rank_up(Tape& tape, Columns z, Var weight) {
   take(z);
   const Var y = tape.temporary({n, steps * out}, [=, &tape](Tensor to) {
     tape.run([&]<class T>(Tag<T>) {
-      for (int64_t l = 0; l < steps; ++l)
+      for (int64_t l = 0; l < steps; ++l) {
+        const Rows<const T> z_l{values<T>(z)[0] + l * R, values<T>(z).stride},
+            w_l{ptr<T>(weight) + l * out * R, R};
         matmul<T>(tape.device(), {to.ptr<T>() + l * out, steps * out},
-                  {.a = {values<T>(z)[0] + l * R, values<T>(z).stride},
-                   .b = {ptr<T>(weight) + l * out * R, R},
-                   .m = n,
-                   .n = out,
-                   .k = R,
-                   .b_transposed = true});
+                  {.a = z_l, .b = w_l, .m = n, .n = out, .k = R, .b_transposed = true});
+      }
     });
   });
   tape.on_reverse([=, &tape] {
     const Tensor dy = tape.grad(y), dz = tape.grad_target(z);
     tape.run([&]<class T>(Tag<T>) {
       for (int64_t l = 0; l < steps; ++l) {
-        const Rows<const T> dy_l{dy.ptr<T>() + l * out, steps * out};
+        const Rows<const T> dy_l{dy.ptr<T>() + l * out, steps * out}, w_l{ptr<T>(weight) + l * out * R, R},
+            z_l{values<T>(z)[0] + l * R, values<T>(z).stride};
         if (!weight->constant)
-          matmul_acc<T>(tape.device(), {weight->grad.ptr<acc_t<T>>() + l * out * R, R},
-                        {.a = dy_l,
-                         .b = {values<T>(z)[0] + l * R, values<T>(z).stride},
-                         .m = out,
-                         .n = R,
-                         .k = n,
-                         .a_transposed = true,
-                         .accumulate = true});
+          matmul_acc<T>(
+              tape.device(), {weight->grad.ptr<acc_t<T>>() + l * out * R, R},
+              {.a = dy_l, .b = z_l, .m = out, .n = R, .k = n, .a_transposed = true, .accumulate = true});
         if (dz)
           matmul<T>(tape.device(), {rows<T>(dz, z)[0] + l * R, rows<T>(dz, z).stride},
-                    {.a = dy_l, .b = {ptr<T>(weight) + l * out * R, R}, .m = n, .n = R, .k = out});
+                    {.a = dy_l, .b = w_l, .m = n, .n = R, .k = out});
       }
     });
     tape.settle(z, dz);

@@ -262,14 +262,8 @@ Var attention(Tape& tape, Var qkv, int64_t H, const Sequences& seq, const KeyVal
   PRISM_CHECK(W % 2 == 0, "attention: expected heads of even width, got ", W);
   const auto turn = [=, &tape](Tensor x, bool inverse) {  // the columns q | k
     tape.run([&]<class T>(Tag<T>) {
-      rotary<T>(tape.device(), {.x = rows<T>(x),
-                                .start = seq.start.ptr<int32_t>(),
-                                .past = cache.past.ptr<int32_t>(),
-                                .B = seq.B,
-                                .T_len = seq.T,
-                                .heads = 2 * H,
-                                .W = W,
-                                .inverse = inverse});
+      const int32_t *start = seq.start.ptr<int32_t>(), *past = cache.past.ptr<int32_t>();
+      rotary<T>(tape.device(), {rows<T>(x), start, past, seq.B, seq.T, 2 * H, W, inverse});
     });
   };
   const Var o = tape.make({n, columns}), lse = tape.make(tape.acc(), {seq.B, H, seq.T});
@@ -356,7 +350,7 @@ void lm_loss(Tape& tape, Var x, Var weight, Tensor targets, Tensor scale, Tensor
   check_shape("lm_loss: weight", weight, {vocab, D});
   // A slice's logits stay in the processor's cache; the card wants products large enough to fill it.
   const int64_t elements = tape.device() == Device::cpu ? int64_t{1} << 20 : int64_t{1} << 27;
-  const int64_t slice = std::clamp<int64_t>(elements / vocab / 64 * 64, 64, n);
+  const int64_t slice = std::min(n, std::max<int64_t>(elements / vocab / 64 * 64, 64));
   const bool reverse = tape.recording();
   const Var dx = reverse ? tape.make({n, D}) : nullptr;
   Tape::Scratch scratch(tape);
@@ -365,7 +359,7 @@ void lm_loss(Tape& tape, Var x, Var weight, Tensor targets, Tensor scale, Tensor
     const int64_t m = std::min(slice, n - i);
     tape.run([&]<class T>(Tag<T>) {
       using A = acc_t<T>;
-      const Rows<const T> x_rows{ptr<T>(x) + i * D, D}, w_rows{ptr<T>(weight), vocab ? D : 0};
+      const Rows<const T> x_rows{ptr<T>(x) + i * D, D}, w_rows{ptr<T>(weight), D};
       const Rows<T> l{logits.ptr<T>(), vocab};
       matmul<T>(tape.device(), l,
                 {.a = x_rows, .b = w_rows, .m = m, .n = vocab, .k = D, .b_transposed = true});

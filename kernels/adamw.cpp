@@ -36,9 +36,7 @@ void adamw(const AdamWArgs<T>& x) {
   });
 }
 
-template void grad_norm(StepScalars<float>*, float*, const float*, int64_t, float, float, float);
-template void grad_norm(StepScalars<double>*, double*, const double*, int64_t, double, double, double);
-template void adamw(const AdamWArgs<float>&);
-template void adamw(const AdamWArgs<double>&);
+PRISM_ON_CPU(grad_norm);
+PRISM_ON_CPU(adamw);
 
 }  // namespace prism::cpu

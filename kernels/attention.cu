@@ -230,11 +230,8 @@ void attention_backward(const AttentionArgs<T>& a, const AttentionGrads<T>& g) {
   CUDA_CHECK_LAUNCH();
 }
 
-#define PRISM_INSTANTIATE(T)                                \
-  template void rotary(const RotaryArgs<T>&);               \
-  template void attention_forward(const AttentionArgs<T>&); \
-  template void attention_backward(const AttentionArgs<T>&, const AttentionGrads<T>&)
-PRISM_INSTANTIATE(float);
-PRISM_INSTANTIATE(bf16);
+PRISM_ON_CUDA(rotary);
+PRISM_ON_CUDA(attention_forward);
+PRISM_ON_CUDA(attention_backward);
 
 }  // namespace prism::cuda

@@ -117,9 +117,7 @@ void conv_backward(const ConvArgs<T>& x, const ConvGrads<T>& g) {
   if (g.dweight) add_partials(g.dweight, g.partial, conv_partials(x.B, x.T_len), x.channels * x.W);
 }
 
-template void conv_forward(const ConvArgs<float>&);
-template void conv_forward(const ConvArgs<double>&);
-template void conv_backward(const ConvArgs<float>&, const ConvGrads<float>&);
-template void conv_backward(const ConvArgs<double>&, const ConvGrads<double>&);
+PRISM_ON_CPU(conv_forward);
+PRISM_ON_CPU(conv_backward);
 
 }  // namespace prism::cpu

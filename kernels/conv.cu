@@ -394,10 +394,7 @@ void conv_backward(const ConvArgs<T>& a, const ConvGrads<T>& g) {
   add_tiles(g.partial, conv_partials(a.B, a.T_len), 1, a.channels * a.W, g.dweight);
 }
 
-#define PRISM_INSTANTIATE(T)                      \
-  template void conv_forward(const ConvArgs<T>&); \
-  template void conv_backward(const ConvArgs<T>&, const ConvGrads<T>&)
-PRISM_INSTANTIATE(float);
-PRISM_INSTANTIATE(bf16);
+PRISM_ON_CUDA(conv_forward);
+PRISM_ON_CUDA(conv_backward);
 
 }  // namespace prism::cuda

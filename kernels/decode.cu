@@ -376,9 +376,7 @@ void launch(void (*kernel)(Params...), int64_t blocks, int threads, size_t share
   if (starts_early()) config.attrs = &early, config.numAttrs = 1;
   PRISM_CHECK(shared <= context().shared_memory, "decode: ", shared,
               " bytes of shared memory a block needed, ", context().shared_memory, " there");
-  if (shared > 48 << 10)
-    CUDA_CHECK(
-        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared)));
+  if (shared > 48 << 10) allow_shared_memory(kernel);
   CUDA_CHECK(cudaLaunchKernelEx(&config, kernel, args...));
 }
 
@@ -402,10 +400,7 @@ void step_mix(const StepMix<T>& m) {
          shared_bytes(m.K, m.L, m.L > 1 ? Sizes(m, 0).down : 0), m);
 }
 
-#define PRISM_INSTANTIATE(T)                                                                      \
-  template void step_product(const StepProduct<T>&, const StepProduct<T>&, const StepCaches<T>&); \
-  template void step_mix(const StepMix<T>&)
-PRISM_INSTANTIATE(float);
-PRISM_INSTANTIATE(bf16);
+PRISM_ON_CUDA(step_product);
+PRISM_ON_CUDA(step_mix);
 
 }  // namespace prism::cuda

@@ -137,13 +137,10 @@ void add_tiles(const float* partial, int64_t tiles, int parts, int64_t columns, 
   CUDA_CHECK_LAUNCH();
 }
 
-#define PRISM_INSTANTIATE(T)                                                   \
-  template void swiglu_forward(T*, const T*, int64_t, int64_t);                \
-  template void swiglu_backward(T*, T*, const T*, const T*, int64_t, int64_t); \
-  template void add_rows(Rows<T>, Rows<const T>, int64_t, int64_t);            \
-  template void copy_rows(Rows<T>, Rows<const T>, int64_t, int64_t);           \
-  template void cast(T*, const acc_t<T>*, int64_t)
-PRISM_INSTANTIATE(float);
-PRISM_INSTANTIATE(bf16);
+PRISM_ON_CUDA(swiglu_forward);
+PRISM_ON_CUDA(swiglu_backward);
+PRISM_ON_CUDA(add_rows);
+PRISM_ON_CUDA(copy_rows);
+PRISM_ON_CUDA(cast);
 
 }  // namespace prism::cuda

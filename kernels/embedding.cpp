@@ -27,11 +27,7 @@ void embedding_backward(acc_t<T>* dtable, const T* dx, const int32_t* tokens, co
   });
 }
 
-template void embedding_forward(float*, const float*, const int32_t*, int64_t, int64_t);
-template void embedding_forward(double*, const double*, const int32_t*, int64_t, int64_t);
-template void embedding_backward<float>(float*, const float*, const int32_t*, const int32_t*, int64_t,
-                                        int64_t);
-template void embedding_backward<double>(double*, const double*, const int32_t*, const int32_t*, int64_t,
-                                         int64_t);
+PRISM_ON_CPU(embedding_forward);
+PRISM_ON_CPU(embedding_backward);
 
 }  // namespace prism::cpu

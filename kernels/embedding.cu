@@ -130,10 +130,7 @@ void embedding_backward(acc_t<T>* dtable, const T* dx, const int32_t* tokens, co
   CUDA_CHECK_LAUNCH();
 }
 
-#define PRISM_INSTANTIATE(T)                                                       \
-  template void embedding_forward(T*, const T*, const int32_t*, int64_t, int64_t); \
-  template void embedding_backward<T>(float*, const T*, const int32_t*, const int32_t*, int64_t, int64_t)
-PRISM_INSTANTIATE(float);
-PRISM_INSTANTIATE(bf16);
+PRISM_ON_CUDA(embedding_forward);
+PRISM_ON_CUDA(embedding_backward);
 
 }  // namespace prism::cuda

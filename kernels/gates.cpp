@@ -51,9 +51,7 @@ void gates_backward(const GatesArgs<T>& x, const GatesGrads<T>& g) {
   }
 }
 
-template void gates_forward(const GatesArgs<float>&);
-template void gates_forward(const GatesArgs<double>&);
-template void gates_backward(const GatesArgs<float>&, const GatesGrads<float>&);
-template void gates_backward(const GatesArgs<double>&, const GatesGrads<double>&);
+PRISM_ON_CPU(gates_forward);
+PRISM_ON_CPU(gates_backward);
 
 }  // namespace prism::cpu

@@ -61,10 +61,7 @@ void gates_backward(const GatesArgs<T>& x, const GatesGrads<T>& g) {
   if (x.a) add_tiles(g.partial, tiles, 2, x.H, g.dA_log, g.ddt_bias);
 }
 
-#define PRISM_INSTANTIATE(T)                        \
-  template void gates_forward(const GatesArgs<T>&); \
-  template void gates_backward(const GatesArgs<T>&, const GatesGrads<T>&)
-PRISM_INSTANTIATE(float);
-PRISM_INSTANTIATE(bf16);
+PRISM_ON_CUDA(gates_forward);
+PRISM_ON_CUDA(gates_backward);
 
 }  // namespace prism::cuda

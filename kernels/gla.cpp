@@ -74,10 +74,7 @@ void gla_backward(const GlaArgs<T>& x, const GlaGrads<T>& g) {
   });
 }
 
-#define PRISM_INSTANTIATE(T)                    \
-  template void gla_forward(const GlaArgs<T>&); \
-  template void gla_backward(const GlaArgs<T>&, const GlaGrads<T>&)
-PRISM_INSTANTIATE(float);
-PRISM_INSTANTIATE(double);
+PRISM_ON_CPU(gla_forward);
+PRISM_ON_CPU(gla_backward);
 
 }  // namespace prism::cpu

@@ -123,10 +123,7 @@ void gla_backward(const GlaArgs<T>& x, const GlaGrads<T>& g) {
   CUDA_CHECK_LAUNCH();
 }
 
-#define PRISM_INSTANTIATE(T)                    \
-  template void gla_forward(const GlaArgs<T>&); \
-  template void gla_backward(const GlaArgs<T>&, const GlaGrads<T>&)
-PRISM_INSTANTIATE(float);
-PRISM_INSTANTIATE(bf16);
+PRISM_ON_CUDA(gla_forward);
+PRISM_ON_CUDA(gla_backward);
 
 }  // namespace prism::cuda

@@ -33,9 +33,7 @@ void sum_into(T* total, const T* x, const T* scale, int64_t n) {
   *total += scale ? *scale * sum : sum;
 }
 
-template void cross_entropy(float*, float*, const int32_t*, const float*, int64_t, int64_t);
-template void cross_entropy(double*, double*, const int32_t*, const double*, int64_t, int64_t);
-template void sum_into(float*, const float*, const float*, int64_t);
-template void sum_into(double*, const double*, const double*, int64_t);
+PRISM_ON_CPU(cross_entropy);
+PRISM_ON_CPU(sum_into);
 
 }  // namespace prism::cpu

@@ -116,8 +116,7 @@ void sum_into(T* total, const T* x, const T* scale, int64_t n) {
   CUDA_CHECK_LAUNCH();
 }
 
-template void cross_entropy(float*, float*, const int32_t*, const float*, int64_t, int64_t);
-template void cross_entropy(bf16*, float*, const int32_t*, const float*, int64_t, int64_t);
+PRISM_ON_CUDA(cross_entropy);
 template void sum_into(float*, const float*, const float*, int64_t);
 
 }  // namespace prism::cuda

@@ -203,7 +203,7 @@ void narrow(Rows<T> to, const A& a, const B& b, bool accumulate) {
 
 template <class T>
 void matmul(Rows<T> c, const MatmulArgs<T>& x) {
-  if (x.m < kRows || 2 * x.n < kColumns<T>) {
+  if (x.m < kRows || 2 * x.n < kColumns<T> || x.k == 0) {
     const auto a = matrix(x.a, x.a_transposed ? x.k : x.m, x.a_transposed ? x.m : x.k);
     const auto b = matrix(x.b, x.b_transposed ? x.n : x.k, x.b_transposed ? x.k : x.n);
     if (x.a_transposed)
@@ -230,9 +230,7 @@ void matmul_acc(Rows<acc_t<T>> c, const MatmulArgs<T>& args) {
   matmul<T>(c, args);
 }
 
-template void matmul(Rows<float>, const MatmulArgs<float>&);
-template void matmul(Rows<double>, const MatmulArgs<double>&);
-template void matmul_acc(Rows<float>, const MatmulArgs<float>&);
-template void matmul_acc(Rows<double>, const MatmulArgs<double>&);
+PRISM_ON_CPU(matmul);
+PRISM_ON_CPU(matmul_acc);
 
 }  // namespace prism::cpu

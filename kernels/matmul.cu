@@ -38,9 +38,7 @@ void matmul_acc(Rows<acc_t<T>> c, const MatmulArgs<T>& args) {
   product(c, args);
 }
 
-template void matmul(Rows<float>, const MatmulArgs<float>&);
-template void matmul(Rows<bf16>, const MatmulArgs<bf16>&);
-template void matmul_acc<float>(Rows<float>, const MatmulArgs<float>&);
-template void matmul_acc<bf16>(Rows<float>, const MatmulArgs<bf16>&);
+PRISM_ON_CUDA(matmul);
+PRISM_ON_CUDA(matmul_acc);
 
 }  // namespace prism::cuda

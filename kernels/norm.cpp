@@ -80,13 +80,9 @@ void gated_norm_backward(const GatedNormArgs<T>& x, const GatedNormGrads<T>& g) 
   add_partials(g.dweight, g.partial, sum_tiles(x.n), x.V);
 }
 
-template void add_norm_forward(const AddNormArgs<float>&);
-template void add_norm_forward(const AddNormArgs<double>&);
-template void add_norm_backward(const AddNormGrads<float>&);
-template void add_norm_backward(const AddNormGrads<double>&);
-template void gated_norm_forward(const GatedNormArgs<float>&);
-template void gated_norm_forward(const GatedNormArgs<double>&);
-template void gated_norm_backward(const GatedNormArgs<float>&, const GatedNormGrads<float>&);
-template void gated_norm_backward(const GatedNormArgs<double>&, const GatedNormGrads<double>&);
+PRISM_ON_CPU(add_norm_forward);
+PRISM_ON_CPU(add_norm_backward);
+PRISM_ON_CPU(gated_norm_forward);
+PRISM_ON_CPU(gated_norm_backward);
 
 }  // namespace prism::cpu

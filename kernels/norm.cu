@@ -1,7 +1,6 @@
 #include "kernels/norm.h"
 
 #include "kernels/rows.cuh"
-#include "kernels/shared_memory.cuh"
 
 namespace prism::cuda {
 
@@ -254,12 +253,9 @@ void gated_norm_backward(const GatedNormArgs<T>& a, const GatedNormGrads<T>& g) 
       });
 }
 
-#define PRISM_INSTANTIATE(T)                                 \
-  template void add_norm_forward(const AddNormArgs<T>&);     \
-  template void add_norm_backward(const AddNormGrads<T>&);   \
-  template void gated_norm_forward(const GatedNormArgs<T>&); \
-  template void gated_norm_backward(const GatedNormArgs<T>&, const GatedNormGrads<T>&)
-PRISM_INSTANTIATE(float);
-PRISM_INSTANTIATE(bf16);
+PRISM_ON_CUDA(add_norm_forward);
+PRISM_ON_CUDA(add_norm_backward);
+PRISM_ON_CUDA(gated_norm_forward);
+PRISM_ON_CUDA(gated_norm_backward);
 
 }  // namespace prism::cuda

@@ -65,12 +65,9 @@ void mix_backward(const MixArgs<T>& x, const MixGrads<T>& grads) {
   });
 }
 
-#define PRISM_INSTANTIATE(T)                                               \
-  template void route_forward(const RouteArgs<T>&);                        \
-  template void route_backward(const RouteArgs<T>&, const RouteGrads<T>&); \
-  template void mix_forward(const MixArgs<T>&);                            \
-  template void mix_backward(const MixArgs<T>&, const MixGrads<T>&)
-PRISM_INSTANTIATE(float);
-PRISM_INSTANTIATE(double);
+PRISM_ON_CPU(route_forward);
+PRISM_ON_CPU(route_backward);
+PRISM_ON_CPU(mix_forward);
+PRISM_ON_CPU(mix_backward);
 
 }  // namespace prism::cpu

@@ -91,12 +91,9 @@ void mix_backward(const MixArgs<T>& x, const MixGrads<T>& grads) {
   CUDA_CHECK_LAUNCH();
 }
 
-#define PRISM_INSTANTIATE(T)                                               \
-  template void route_forward(const RouteArgs<T>&);                        \
-  template void route_backward(const RouteArgs<T>&, const RouteGrads<T>&); \
-  template void mix_forward(const MixArgs<T>&);                            \
-  template void mix_backward(const MixArgs<T>&, const MixGrads<T>&)
-PRISM_INSTANTIATE(float);
-PRISM_INSTANTIATE(bf16);
+PRISM_ON_CUDA(route_forward);
+PRISM_ON_CUDA(route_backward);
+PRISM_ON_CUDA(mix_forward);
+PRISM_ON_CUDA(mix_backward);
 
 }  // namespace prism::cuda

@@ -339,9 +339,7 @@ void scan_backward(const ScanArgs<T>& args, const ScanGrads<T>& grads) {
   });
 }
 
-template void scan_forward(const ScanArgs<float>&);
-template void scan_forward(const ScanArgs<double>&);
-template void scan_backward(const ScanArgs<float>&, const ScanGrads<float>&);
-template void scan_backward(const ScanArgs<double>&, const ScanGrads<double>&);
+PRISM_ON_CPU(scan_forward);
+PRISM_ON_CPU(scan_backward);
 
 }  // namespace prism::cpu

@@ -477,11 +477,8 @@ void scan_backward(const ScanArgs<T>& args, const ScanGrads<T>& grads) {
   CUDA_CHECK_LAUNCH();
 }
 
-template size_t scan_workspace_bytes(const ScanArgs<float>&, bool);
-template size_t scan_workspace_bytes(const ScanArgs<bf16>&, bool);
-template void scan_forward(const ScanArgs<float>&);
-template void scan_forward(const ScanArgs<bf16>&);
-template void scan_backward(const ScanArgs<float>&, const ScanGrads<float>&);
-template void scan_backward(const ScanArgs<bf16>&, const ScanGrads<bf16>&);
+PRISM_ON_CUDA(scan_workspace_bytes);
+PRISM_ON_CUDA(scan_forward);
+PRISM_ON_CUDA(scan_backward);
 
 }  // namespace prism::cuda

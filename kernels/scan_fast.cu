@@ -14,7 +14,6 @@
 #include <algorithm>
 
 #include "kernels/scan_walk.cuh"
-#include "kernels/shared_memory.cuh"
 
 namespace prism::cuda {
 

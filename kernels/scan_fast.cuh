@@ -95,9 +95,6 @@ inline constexpr int square_T = 0;
 __host__ __device__ constexpr int square_x(int m) { return 1 + 2 * m; }
 __host__ __device__ constexpr int square_p(int m) { return 2 + 2 * m; }
 
-// Plans the reverse pass and fills, from the inputs, args.states (as bf16, its first half) and u.
-void fast_states(FastScan& f, const ScanArgs<bf16>& args);
-
 // True when the fast kernels cover this problem's shape on this card.
 void launch_prepare(const FastScan& f);
 // Plans the reverse pass and fills, from the inputs, the first half of args.states, and u.

@@ -6,7 +6,6 @@
 // KiB each), dO (32), T and Gamma . P (8 each), twice. 128 + 128 + 128 + 80 mma a warp and chunk; 80 KiB in,
 // 32 KiB of Y and 64 KiB of dS in bf16 out. Segments as forward, with the transposed transitions.
 #include "kernels/scan_walk.cuh"
-#include "kernels/shared_memory.cuh"
 
 namespace prism::cuda {
 

@@ -10,7 +10,6 @@
 // blocks a multiprocessor, so that one computes while the other waits. 21 MFLOP a chunk at K 128; 290 KiB in,
 // 32 out. gates_kernel, a warp a chunk, adds up dbeta and dg.
 #include "kernels/scan_fast.cuh"
-#include "kernels/shared_memory.cuh"
 
 namespace prism::cuda {
 

@@ -9,7 +9,6 @@
 #include <algorithm>
 
 #include "kernels/scan_fast.cuh"
-#include "kernels/shared_memory.cuh"
 
 namespace prism::cuda {
 

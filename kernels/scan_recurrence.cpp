@@ -152,9 +152,7 @@ void scan_recurrence_backward(const ScanArgs<T>& args, const ScanGrads<T>& grads
   });
 }
 
-template void scan_recurrence_forward(const ScanArgs<float>&);
-template void scan_recurrence_forward(const ScanArgs<double>&);
-template void scan_recurrence_backward(const ScanArgs<float>&, const ScanGrads<float>&);
-template void scan_recurrence_backward(const ScanArgs<double>&, const ScanGrads<double>&);
+PRISM_ON_CPU(scan_recurrence_forward);
+PRISM_ON_CPU(scan_recurrence_backward);
 
 }  // namespace prism::cpu

@@ -200,15 +200,9 @@ void l2norm_backward(Rows<T> dx, Rows<const T> dy, Rows<const T> x, acc_t<T> sca
   });
 }
 
-template void solver_forward(const SolverArgs<float>&);
-template void solver_forward(const SolverArgs<double>&);
-template void solver_backward(const SolverArgs<float>&, const SolverGrads<float>&);
-template void solver_backward(const SolverArgs<double>&, const SolverGrads<double>&);
-template void l2norm_forward(Rows<float>, Rows<const float>, float, int64_t, int64_t, int64_t);
-template void l2norm_forward(Rows<double>, Rows<const double>, double, int64_t, int64_t, int64_t);
-template void l2norm_backward(Rows<float>, Rows<const float>, Rows<const float>, float, int64_t, int64_t,
-                              int64_t);
-template void l2norm_backward(Rows<double>, Rows<const double>, Rows<const double>, double, int64_t, int64_t,
-                              int64_t);
+PRISM_ON_CPU(solver_forward);
+PRISM_ON_CPU(solver_backward);
+PRISM_ON_CPU(l2norm_forward);
+PRISM_ON_CPU(l2norm_backward);
 
 }  // namespace prism::cpu

@@ -326,12 +326,9 @@ void l2norm_backward(Rows<T> dx, Rows<const T> dy, Rows<const T> x, acc_t<T> sca
   l2norm<T>(dx, dy, x, scale, n, heads, width);
 }
 
-#define PRISM_INSTANTIATE(T)                                                                 \
-  template void solver_forward(const SolverArgs<T>&);                                        \
-  template void solver_backward(const SolverArgs<T>&, const SolverGrads<T>&);                \
-  template void l2norm_forward<T>(Rows<T>, Rows<const T>, float, int64_t, int64_t, int64_t); \
-  template void l2norm_backward<T>(Rows<T>, Rows<const T>, Rows<const T>, float, int64_t, int64_t, int64_t)
-PRISM_INSTANTIATE(float);
-PRISM_INSTANTIATE(bf16);
+PRISM_ON_CUDA(solver_forward);
+PRISM_ON_CUDA(solver_backward);
+PRISM_ON_CUDA(l2norm_forward);
+PRISM_ON_CUDA(l2norm_backward);
 
 }  // namespace prism::cuda

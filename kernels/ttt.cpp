@@ -225,9 +225,7 @@ void ttt_backward(const TttArgs<T>& args, const TttGrads<T>& grads) {
       if (T* const to = grads.target(i % args.H, j, K, M)) *to += grads.partial[i * Q + j];
 }
 
-template void ttt_forward(const TttArgs<float>&);
-template void ttt_forward(const TttArgs<double>&);
-template void ttt_backward(const TttArgs<float>&, const TttGrads<float>&);
-template void ttt_backward(const TttArgs<double>&, const TttGrads<double>&);
+PRISM_ON_CPU(ttt_forward);
+PRISM_ON_CPU(ttt_backward);
 
 }  // namespace prism::cpu

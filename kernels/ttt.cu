@@ -2,8 +2,6 @@
 // weights in its threads' registers; the reverse pass has their gradient in shared memory, 128 KiB.
 #include "kernels/ttt.cuh"
 
-#include "kernels/shared_memory.cuh"
-
 namespace prism::cuda {
 
 namespace {
@@ -354,10 +352,7 @@ void ttt_backward(const TttArgs<T>& a, const TttGrads<T>& g) {
   CUDA_CHECK_LAUNCH();
 }
 
-#define PRISM_INSTANTIATE(T)                    \
-  template void ttt_forward(const TttArgs<T>&); \
-  template void ttt_backward(const TttArgs<T>&, const TttGrads<T>&)
-PRISM_INSTANTIATE(float);
-PRISM_INSTANTIATE(bf16);
+PRISM_ON_CUDA(ttt_forward);
+PRISM_ON_CUDA(ttt_backward);
 
 }  // namespace prism::cuda

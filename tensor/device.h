@@ -95,7 +95,10 @@ class Graph {
     try {
       fn();
     } catch (...) {
-      graph_release(device, capture_end(device));
+      try {
+        graph_release(device, capture_end(device));
+      } catch (const Error&) {  // a broken recording cannot be ended; the first error says what broke it
+      }
       throw;
     }
     graph_ = capture_end(device);

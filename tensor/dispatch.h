@@ -72,7 +72,7 @@ struct HookedCall {
 
 // Declares one kernel: cpu::name<T>, cuda::name<T>, and the chooser name<T>(device, ...).
 //   PRISM_KERNEL(add, (T * y, const T* a, const T* b, int64_t n), (y, a, b, n))
-// The definitions stand in kernels/*.cpp and kernels/*.cu, which instantiate the types of on_cpu and on_cuda.
+// The definitions stand in kernels/*.cpp and kernels/*.cu.
 #define PRISM_KERNEL(name, params, args)                              \
   namespace cpu {                                                     \
   template <class T>                                                  \
@@ -92,7 +92,15 @@ struct HookedCall {
     ::prism::no_kernel(#name, device, ::prism::dtype_of<T>);          \
   }
 
-// The same for functions without a storage type.
+// At the end of kernels/*.cpp and kernels/*.cu, in their namespace: the types of on_cpu and on_cuda.
+#define PRISM_ON_CPU(name)                    \
+  template decltype(name<float>) name<float>; \
+  template decltype(name<double>) name<double>
+#define PRISM_ON_CUDA(name)                   \
+  template decltype(name<float>) name<float>; \
+  template decltype(name<bf16>) name<bf16>
+
+// PRISM_KERNEL for functions without a storage type.
 #define PRISM_DEVICE_FN(type, name, params, args)              \
   namespace cpu {                                              \
   type name params;                                            \
