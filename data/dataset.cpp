@@ -263,12 +263,14 @@ TokenizeProgress tokenize(const TokenizeOptions& options, const Report& report) 
   PRISM_CHECK(!files.empty(), "tokenize: no input");
   PRISM_CHECK(!fs::exists(options.out) || (fs::is_directory(options.out) && fs::is_empty(options.out)),
               options.out, ": expected a directory that is empty or does not exist yet");
-  const std::string partial = options.out + ".partial";
+  fs::path out = fs::absolute(options.out).lexically_normal();
+  if (!out.has_filename()) out = out.parent_path();  // "sets/", whose neighbour would lie within
+  const std::string partial = out.string() + ".partial";
   fs::remove_all(partial);
   fs::create_directories(partial);
   try {
     const TokenizeProgress done = Job(options, std::move(files), partial, report).run();
-    fs::rename(partial, options.out);
+    fs::rename(partial, out);
     return done;
   } catch (...) {
     fs::remove_all(partial);

@@ -309,8 +309,10 @@ bool DocumentReader::read_part(Document& document, std::string& problem) {
   if (end == 0) end = text_.size();
   const size_t mark = offset_ == 0 && text_.starts_with("\xef\xbb\xbf") ? 3 : 0;  // a byte order mark
   document = {text_.substr(mark, end - mark), "", number_++ > 0};
-  if (const size_t bad = find_invalid_utf8(document.text); bad != kNone)
+  if (const size_t bad = find_invalid_utf8(document.text); bad != kNone) {
     problem = cat(input_->path, ": byte ", offset_ + static_cast<int64_t>(mark + bad), ": invalid UTF-8");
+    number_ = 0;  // what follows a part that is skipped continues nothing
+  }
   text_.erase(0, end);
   offset_ += static_cast<int64_t>(end);
   return true;

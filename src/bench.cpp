@@ -322,8 +322,10 @@ Bench::Times Bench::time_scan(int64_t B, int64_t T, int64_t H, int64_t K, int64_
 
 void Bench::scan(const std::string& sizes) {
   long long B = 0, T = 0, H = 0, K = 0, V = 0, L = 0;
-  const int read = std::sscanf(sizes.c_str(), "%lld:%lld:%lld:%lld:%lld:%lld", &B, &T, &H, &K, &V, &L);
-  if (read != 6 || std::min({B, T, H, K, V, L}) < 1)
+  int end = 0;
+  const int read =
+      std::sscanf(sizes.c_str(), "%lld:%lld:%lld:%lld:%lld:%lld%n", &B, &T, &H, &K, &V, &L, &end);
+  if (read != 6 || sizes.c_str()[end] || std::min({B, T, H, K, V, L}) < 1)
     throw UsageError(cat("--scan: expected B:T:H:K:V:rank, got ", sizes));
   if (products_ == 0) header();
   const Times t = time_scan(B, T, H, K, V, L);
@@ -355,7 +357,9 @@ Bench::Times Bench::time_attention(AttentionArgs<T> a) const {
 
 void Bench::attention(const std::string& sizes) {
   long long B = 0, T = 0, H = 0, W = 0;
-  if (std::sscanf(sizes.c_str(), "%lld:%lld:%lld:%lld", &B, &T, &H, &W) != 4 || std::min({B, T, H, W}) < 1)
+  int end = 0;
+  if (std::sscanf(sizes.c_str(), "%lld:%lld:%lld:%lld%n", &B, &T, &H, &W, &end) != 4 || sizes.c_str()[end] ||
+      std::min({B, T, H, W}) < 1)
     throw UsageError(cat("--attention: expected B:T:H:width, got ", sizes));
   if (products_ == 0) header();
   Times t{};

@@ -1,11 +1,10 @@
 // Checkpoints on disk, such that a process killed at any moment leaves only complete ones behind.
 //
 //   OUT/step-000100/  OUT/step-000120/        complete checkpoints: written as OUT/.tmp-step-000120, every
-//   file
-//                                             flushed to disk, then given this name by one rename
+//                                             file flushed to disk, then given this name by one rename
 //   OUT/current -> step-000120                swapped by one rename
 //   OUT/config.json -> current/config.json    one link a file, so OUT/ itself reads as the newest checkpoint,
-//   and OUT/model.safetensors -> current/...      all its files change together, when `current` does
+//   OUT/model.safetensors -> current/...      and all its files change together, when `current` does
 //
 // Links, because several renames are not one: whoever is killed between them leaves OUT/ a mix of two
 // checkpoints. Every tool that opens OUT/model.safetensors follows them (the Hugging Face cache is made of

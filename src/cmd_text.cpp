@@ -1,6 +1,7 @@
 // generate and eval: what a model writes, and how well it predicts.
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <iomanip>
@@ -48,6 +49,8 @@ struct Writer {
     for (int64_t i = 0;; ++i) {
       ids.insert(ids.end(), more.begin(), more.end());
       std::vector<double> logits = decoder.feed(more);
+      logits.resize(
+          std::min(logits.size(), static_cast<size_t>(tokenizer.vocab_size())));  // those with a text
       if (i == options.tokens || stops.met()) break;
       penalise(logits, ids, options.how.repetition_penalty);
       more = {sample(logits, options.how, draw++)};

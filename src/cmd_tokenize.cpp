@@ -4,13 +4,14 @@
 #include <cmath>
 #include <cstdio>
 #include <filesystem>
-#include <fstream>
 #include <iostream>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <thread>
 
 #include "data/dataset.h"
 #include "src/commands.h"
+#include "src/files.h"
 #include "src/progress.h"
 
 namespace prism {
@@ -45,7 +46,8 @@ std::string command_of(const TokenizeOptions& o) {
   command += " --tokenizer " + quoted(o.tokenizer) + " --field " + quoted(o.read.field) + " --set-field " +
              quoted(o.read.set_field);
   for (const std::string& set : o.sets) command += " --set " + quoted(set);
-  command += cat(" --val-fraction ", o.val_fraction, " --shard-tokens ", o.shard_tokens);
+  command +=
+      cat(" --val-fraction ", nlohmann::json(o.val_fraction).dump(), " --shard-tokens ", o.shard_tokens);
   if (o.limit_tokens != INT64_MAX) command += cat(" --limit-tokens ", o.limit_tokens);
   return command + (o.read.skip_bad ? " --skip-bad" : "");
 }
@@ -91,10 +93,7 @@ void run_train(const TrainOptions& options) {
     documents += !document.continues;
     return true;
   });
-  const std::string temporary = options.out + ".tmp";
-  std::ofstream out(temporary, std::ios::binary);
-  PRISM_CHECK((out << model).flush(), temporary, ": cannot write it");
-  fs::rename(temporary, options.out);
+  replace_file(options.out, [&](OutputFile& file) { file.write(model); });
   std::printf("%lld pieces from %lld documents, written to %s\n", static_cast<long long>(options.vocab),
               static_cast<long long>(documents), options.out.c_str());
 }

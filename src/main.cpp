@@ -19,32 +19,21 @@ int main(int argc, char** argv) {
   app.footer(
       "Example: prism train --preset tiny --data src --out runs/first\nEach subcommand has --help with an "
       "example.");
-  prism::add_train(app);
-  prism::add_generate(app);
-  prism::add_eval(app);
-  prism::add_tokenize(app);
-  prism::add_detokenize(app);
-  prism::add_init(app);
-  prism::add_inspect(app);
-  prism::add_report(app);
-  prism::add_probe(app);
-  prism::add_export(app);
-  prism::add_grad(app);
-  prism::add_diff(app);
-  prism::add_gradcheck(app);
-  prism::add_bench(app);
+  using namespace prism;
+  for (const auto add :
+       {add_train, add_generate, add_eval, add_tokenize, add_detokenize, add_init, add_inspect, add_report,
+        add_probe, add_export, add_grad, add_diff, add_gradcheck, add_bench})
+    add(app);
   try {
     app.parse(argc, argv);
     return 0;
-  } catch (const CLI::CallForHelp& e) {
-    return app.exit(e);
-  } catch (const CLI::CallForAllHelp& e) {
+  } catch (const CLI::Success& e) {  // --help
     return app.exit(e);
   } catch (const CLI::ParseError& e) {
     return fail(e.what(), 2);
-  } catch (const prism::Exit& e) {
+  } catch (const Exit& e) {
     return e.code;
-  } catch (const prism::UsageError& e) {
+  } catch (const UsageError& e) {
     return fail(e.what(), 2);
   } catch (const std::exception& e) {
     return fail(e.what(), 1);

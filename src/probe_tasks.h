@@ -11,9 +11,10 @@
 //   local-xor          burst a b OP; yes if just one of a, b is odd
 //   parity             burst of 3 bits and OP; yes if their sum is odd
 //   modulo-add         burst a b OP; (a + b) mod 16
-//   palindrome         burst a b c d OP; yes if a = d and b = c; half of the rows are, one pair differs in
-//   the others silence-gate       burst ON or OFF, key, value; the key is asked: its value after ON, null
-//   after OFF mux                burst LEFT or RIGHT, x, y, OP; x after LEFT, y after RIGHT
+//   palindrome         burst a b c d OP; yes if a = d and b = c; half of the rows are, the others differ in
+//                      one pair
+//   silence-gate       burst ON or OFF, key, value; the key is asked: its value after ON, null after OFF
+//   mux                burst LEFT or RIGHT, x, y, OP; x after LEFT, y after RIGHT
 // Recall that does not saturate:
 //   recall:PAIRS:T     mqar with PAIRS of 128 keys in T ids
 //   needle:T           one key with its value at a random depth of T ids of noise; asked at the end

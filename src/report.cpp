@@ -72,13 +72,18 @@ Json sample_of(Model& model, const Tokenizer& tokenizer, const ReportOptions& o)
   std::vector<int32_t> ids = {tokenizer.bos()}, drawn;
   tokenizer.encode(o.prompt, ids);
   Decoder decoder(model);
-  std::vector<double> logits = decoder.feed(ids);
+  const auto feed = [&](std::span<const int32_t> more) {
+    std::vector<double> logits = decoder.feed(more);
+    logits.resize(std::min(logits.size(), static_cast<size_t>(tokenizer.vocab_size())));  // those with a text
+    return logits;
+  };
+  std::vector<double> logits = feed(ids);
   const Sampling how{.temperature = 0.8, .top_p = 0.95};
   while (std::ssize(drawn) < o.tokens) {
     const int32_t id = sample(logits, how, drawn.size());
     if (id == tokenizer.bos() || id == tokenizer.eos()) break;
     drawn.push_back(id);
-    logits = decoder.feed({&id, 1});
+    logits = feed({&id, 1});
   }
   return {{"prompt", o.prompt}, {"text", tokenizer.decode(drawn)}};
 }

@@ -49,6 +49,19 @@ TEST_CASE(
   CHECK(done.empty == static_cast<int64_t>(empty));
 }
 
+TEST_CASE("tokenize: --skip-bad begins a document after a part of a text that it skips") {
+  const Scratch scratch;
+  std::string text = "\xff";
+  for (int i = 0; text.size() < 6'000'000; ++i) text += cat("word ", i, "\n");
+  TokenizeOptions options = options_for({scratch.write("a.txt", "first"), scratch.write("long.txt", text)},
+                                        scratch / "sets/");  // as the shell completes it
+  options.read.skip_bad = true;
+  const TokenizeProgress done = tokenize(options, {});
+  CHECK(done.skipped == 1);
+  CHECK(done.documents == 2);
+  CHECK(!fs::exists(scratch / "sets.partial"));
+}
+
 TEST_CASE(
     "tokenize: the output is byte-identical for 1 and 3 threads, with limits, sets and bad documents too") {
   const Scratch scratch;
